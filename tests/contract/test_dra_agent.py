@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from waiting import until
 
 from accelplane.cli.inspect import _report as inspect_report
 from accelplane.cli.inspect import chosen_plugins
+from accelplane.dra import catalog
 from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
 from accelplane.pages.metrics import MetricsPage
 from accelplane.pages.observer import Observer
@@ -114,6 +116,23 @@ async def test_the_slice_has_the_node_as_owner_and_pool(node: DraNode) -> None:
         await node.until_registered()
         (found,) = node.server.slices
         assert (found.spec.driver, found.spec.pool.name, found.spec.node_name) == (GPU, NODE, NODE)
+
+
+async def test_claims_cause_no_publication_and_no_health_report(node: DraNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.agent_running():
+        first, _second = await node.until_registered()
+        made = list[str]()
+
+        def record(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *arguments, **options: (made.append(name), make(*arguments, **options))[1]
+
+        for name in ("pool", "health"):
+            monkeypatch.setattr(catalog, name, record(name, getattr(catalog, name)))
+        await node.run_pod("a", node.allocate(first, "a"))
+        assert node.claims()
+        node.kubelet.delete_pod("a")
+        await until(lambda: not node.claims())
+        assert made == []
 
 
 async def test_a_label_says_that_slices_are_published(node: DraNode, tmp_path: Path) -> None:

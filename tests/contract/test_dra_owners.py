@@ -17,6 +17,7 @@ from accelplane.apiserver import ApiServer, ClientConfig
 from accelplane.devices import Unit, Verdict
 from accelplane.dra.model import Offer
 from accelplane.dra.ownership import OwnershipRecord
+from accelplane.kubelet.podresources import PodResources
 from accelplane.node.agent import Agent
 from accelplane.node.allocations import AllocationReader, Reading
 from accelplane.node.dra import node as node_module
@@ -429,11 +430,28 @@ async def test_an_agent_with_another_configuration_waits_for_the_end_of_the_earl
     await task
 
 
+async def test_kubelet_is_asked_for_other_plugins_at_intervals_not_after_each_change(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelplane.node.dra.other_plugin._INTERVAL", 3600.0)
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        assert await node.units.reconcile()
+
+        def fail(_plugins: PodResources) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(PodResources, "allocatable", fail)
+        node.units.other_plugin.directory_changed()
+        assert await node.units.reconcile()
+
+
 async def test_another_device_plugin_with_the_resource_keeps_dra_from_its_units(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 52, R8: a drop-in plugin that runs beside the agent."""
     monkeypatch.setattr("accelplane.node.dra.other_plugin._CONFIRM_TIME", 0.1)
+    monkeypatch.setattr("accelplane.node.dra.other_plugin._INTERVAL", 0.1)
     monkeypatch.setattr("accelplane.node.dra.other_plugin._RECHECK", 0.1)
     dropin = Agent(replace(node.settings, dra_api=""), {"table": Table(gadgets("a", "b"))}, program="dropin")
     task = asyncio.create_task(dropin.run())

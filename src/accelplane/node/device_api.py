@@ -5,6 +5,7 @@ by commas. An address counts before a plugin's name. That of a physical function
 that of a function for its parts.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -28,6 +29,7 @@ class DeviceApis(Struct, frozen=True, kw_only=True):
     devices: Mapping[str, Api] = {}
 
     @classmethod
+    @functools.lru_cache(maxsize=8)
     def of(cls, text: str) -> "DeviceApis":
         """Raises `ValueError` with what was found and expected."""
         default: Api = "plugin"

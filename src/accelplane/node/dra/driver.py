@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
 
 from msgspec import Struct
@@ -116,8 +116,7 @@ class Driver:
         tasks = [
             asyncio.create_task(work)
             for work in (
-                self._publisher.run(), self._follow(self._units.changed), self._follow(self._preparer.changed),
-                self._read_node(),
+                self._publisher.run(), self._follow_units(), self._follow_claims(), self._read_node(),
             )
         ]  # fmt: skip
         served = asyncio.create_task(self._service.run())
@@ -240,10 +239,16 @@ class Driver:
             except OSError as error:
                 log.warning("%s: label not written: %s", self.name, error)
 
-    async def _follow(self, wait: Callable[[], Awaitable[None]]) -> None:
+    async def _follow_units(self) -> None:
         while True:
-            await wait()
+            await self._units.changed()
             self._update()
+
+    async def _follow_claims(self) -> None:
+        """Claims change slices and health only by the units, whose states depend on claims."""
+        while True:
+            await self._preparer.changed()
+            self._changed.notify_all()
 
     async def _read_node(self) -> None:
         """After each registration: a kubelet that starts may be another version."""

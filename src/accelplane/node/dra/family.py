@@ -194,27 +194,35 @@ class FamilyUnits:
         self._refresh()
         await self._publish()
         unlisted = [unit for unit in self._found.values() if self._is_unlisted(unit)]
-        if unlisted or self.other_plugin.due:
+        releasable = any(map(self._is_releasable, self._record.units))
+        check = bool(unlisted) or self.other_plugin.delay == 0
+        if not (check or releasable or self._record.lost):
+            return self._delay()
+        if check:
             await self.other_plugin.check(self._runner())
         if unlisted:
             # After the check: another plugin that has just ended may have got units for containers.
             self._use_reading(await self._allocations.read(time.monotonic()))
-        await self._release()
+        if releasable:
+            await self._release()
         acquired = [unit.id for unit in unlisted if self._is_unlisted(unit) and self._is_free(unit)]
         new = frozenset(acquired).difference(self._record.units)
         if new or self._record.lost:
             await self._change(new, ())
         self._refresh()
         await self._publish()
+        return self._delay()
+
+    def _delay(self) -> float | None:
+        """The seconds until the next `reconcile`: soon while a unit waits for its new owner."""
+        delay = self.other_plugin.delay
         waiting = any(self._is_unlisted(unit) for unit in self._found.values())
-        waiting |= any(self._owners.get(id_) == "none" for id_ in self._record.units)
-        if not waiting:
+        if not waiting and not any(self._owners.get(id_) == "none" for id_ in self._record.units):
             self._report_owners()
-        if not waiting and not self.other_plugin.due:
             self._retry = _FIRST_RETRY
-            return None
+            return delay
         retry, self._retry = self._retry, min(2 * self._retry, _LAST_RETRY)
-        return retry
+        return retry if delay is None else min(retry, delay)
 
     def _report_owners(self) -> None:
         """After changes of owners, when no other one waits."""
@@ -228,8 +236,6 @@ class FamilyUnits:
 
     async def _release(self) -> None:
         """Lets units that are free of DRA belong to the device plugin."""
-        if not any(map(self._is_releasable, self._record.units)):
-            return
         # A call that began while DRA owned a unit may not have recorded its claim yet.
         try:
             async with asyncio.timeout(_IDLE_TIMEOUT):

@@ -17,7 +17,7 @@ from accelplane.node.settings import Settings
 
 _CONFIRM_TIME = 3.0
 _REGISTRATION_TIME = 10.0  # in which a plugin registers after it has created its socket
-_RECHECK = 5.0
+_INTERVAL, _RECHECK = 2.0, 5.0  # while a plugin may register, and after a report of one
 
 
 class OtherPlugin:
@@ -37,9 +37,12 @@ class OtherPlugin:
         self._check_until = time.monotonic() + _REGISTRATION_TIME
 
     @property
-    def due(self) -> bool:
+    def delay(self) -> float | None:
+        """The seconds until the next check, None if none is needed."""
         now = time.monotonic()
-        return now < self._check_until or (self.suspected and now - self._checked >= _RECHECK)
+        if now >= self._check_until and not self.suspected:
+            return None
+        return max(0.0, self._checked + (_INTERVAL if now < self._check_until else _RECHECK) - now)
 
     async def check(self, runner: PluginRunner | None) -> None:
         """Asks the kubelet. If it does not answer, nothing changes; without a kubelet there is no other plugin."""
