@@ -16,6 +16,7 @@ from thoroughness import examples
 from trees import write
 
 from accelplane.devices import Unit, UnitNode
+from accelplane.dra import durable
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName
 
 UNITS = ("0000:03:00.0", "0000:04:00.0")
@@ -147,7 +148,7 @@ class ClaimMachine(RuleBasedStateMachine):
         )
         if path.exists():
             content = path.read_bytes()
-            path.write_bytes(content[: len(content) * 3 // 4])
+            durable.write(str(path), content[: len(content) * 3 // 4], 0o600)
 
     @invariant()
     def no_unit_has_two_holders(self) -> None:

@@ -15,6 +15,7 @@ from preparedclaims import gpu_world, prepare, refusal
 from waiting import until
 
 from accelplane.devices import Allocation
+from accelplane.dra import durable
 from accelplane.dra.claimtasks import claim_lock
 from accelplane.dra.journal import Entry
 from accelplane.dra.preparer import Preparer
@@ -138,7 +139,7 @@ async def test_unit_in_a_damaged_file_is_held(world: World) -> None:
     claim = world.claim("a1", world.device())
     await prepare(preparer, claim)
     path = world.directory / "claims/a1.json"
-    path.write_bytes(path.read_bytes()[:-20])
+    durable.write(str(path), path.read_bytes()[:-20], 0o600)
 
     assert list(preparer.held()) == ["0000:03:00.0"]
     assert preparer.prepared() == {"0000:03:00.0": ("a1",)}

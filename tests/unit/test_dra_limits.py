@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from draclaims import UnitOffers, World, devices_of, error_of, ref
 from trees import gpu_card, write
 
+from accelplane.descriptors import read_limited
 from accelplane.devices import Unit, UnitNode
 from accelplane.dra import claims, durable, journal
 from accelplane.dra.journal import Entry, Holding, Journal, JournalError
@@ -38,6 +40,13 @@ def book(tmp_path: Path) -> Journal:
 def entry(uid: str, **fields: Any) -> Entry:
     holding = Holding(request="r", pool="p", device="d", unit="0000:03:00.0")
     return Entry(**{"uid": uid, "state": "prepared", "boot": "b", "devices": [holding], **fields})
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_arguments: Any, **_options: Any) -> bytes:
+        raise error
+
+    return fail
 
 
 def save(book: Journal, *entries: Entry) -> Mapping[str, Entry]:
@@ -148,7 +157,7 @@ def test_entry_that_is_too_large_is_not_written(book: Journal) -> None:
 def test_file_that_is_too_large_is_damaged(book: Journal, tmp_path: Path) -> None:
     save(book, entry("a1"))
     path = tmp_path / "driver/claims/a1.json"
-    write(path, path.read_bytes() + b" " * journal.MAX_FILE)
+    durable.write(str(path), path.read_bytes() + b" " * journal.MAX_FILE, 0o600)
 
     assert save(book) == {}
     assert list(book.damaged()) == ["a1"]
@@ -184,17 +193,68 @@ def test_links_and_other_files_are_no_entries(book: Journal, tmp_path: Path) -> 
 
 
 def test_error_of_this_process_does_not_set_files_aside(book: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(book, entry("a1"))
-    book._known.clear()
-
-    def fail(*_arguments: Any, **_options: Any) -> bytes:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    write(Path(book._claims) / "a1.json", msgspec.json.encode(entry("a1")))
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal, "read_limited", fail)
+        patched.setattr(journal, "read_limited", raising(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
         with pytest.raises(JournalError, match="Too many open files"):
             save(book)
     assert list(save(book)) == ["a1"]
+
+
+def test_changes_of_another_instance_are_seen_although_the_directory_has_the_same_time(
+    book: Journal, tmp_path: Path
+) -> None:
+    """The time of a directory has the resolution of the kernel's tick before Linux 6.13."""
+    other = Journal(book._directory)
+    path = tmp_path / "driver/claims"
+
+    def at_the_same_time(journal: Journal, *entries: Entry) -> list[str]:
+        with journal.lock():
+            for each in entries:
+                journal.save(each)
+            os.utime(path, ns=(1, 1))
+        return list(save(journal))
+
+    assert at_the_same_time(book, entry("a1")) == ["a1"]
+    assert at_the_same_time(other, entry("b1")) == ["a1", "b1"]
+    assert list(save(book)) == ["a1", "b1"]
+    with other.lock():
+        other.remove("a1")
+        os.utime(path, ns=(1, 1))
+    assert list(save(book)) == ["b1"]
+    assert at_the_same_time(other, entry("b1", error="e")) == ["b1"]
+    assert save(book)["b1"].error == "e"
+
+
+def test_files_are_read_only_after_changes_of_others(book: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(book, entry("a1"), entry("b1"))
+    other = Journal(book._directory)
+    save(other)
+    save(other, entry("c1"))
+    read = list[str]()
+
+    def record(path: str, *arguments: Any, **options: Any) -> bytes:
+        read.append(os.path.basename(path))
+        return read_limited(path, *arguments, **options)
+
+    monkeypatch.setattr(journal, "read_limited", record)
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: (read.append("directory"), listdir(path))[1])
+    assert list(save(book)) == ["a1", "b1", "c1"]
+    assert read == ["directory", "c1.json"]
+    assert save(book, entry("a1", error="e")) is save(book)
+    assert read == ["directory", "c1.json"]
+
+
+def test_change_that_fails_is_read_again(book: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(book, entry("a1"))
+    with monkeypatch.context() as patched:
+        # The file is replaced, and the directory cannot be flushed.
+        patched.setattr(durable, "_flush", raising(OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(JournalError, match="error"):
+            save(book, entry("a1", error="e"))
+    assert save(book)["a1"].error == "e"
 
 
 def test_lock_of_another_process_is_waited_for_and_then_named(book: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

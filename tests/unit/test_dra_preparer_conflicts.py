@@ -8,6 +8,7 @@ from draclaims import World, devices_of, error_of, kill, ref
 from preparedclaims import gpu_world, prepare, refusal
 from waiting import until
 
+from accelplane.dra import durable
 from accelplane.dra.model import ClaimRef, DeviceName
 from accelplane.kubelet.podresources import ClaimHolder
 
@@ -254,7 +255,7 @@ async def test_claim_that_another_instance_prepares_is_not_touched(world: World)
     path = world.directory / "claims/a1.json"
     prepared = path.read_text()
     unfinished = prepared.replace('"prepared"', '"preparing"').replace('"owner":""', f'"owner":"{first._store.owner}"')
-    path.write_text(unfinished)
+    durable.write(str(path), unfinished.encode(), 0o600)
     second = await world.start(time_limit=0.01)
 
     for call in (second.prepare, second.unprepare):
@@ -262,7 +263,7 @@ async def test_claim_that_another_instance_prepares_is_not_touched(world: World)
     assert path.read_text() == unfinished
     third = await world.start()
     assert "still held by claim shop/claim-a1" in await refusal(third, world.claim("b2", world.device()))
-    path.write_text(prepared)
+    durable.write(str(path), prepared.encode(), 0o600)
     await second.idle()
     assert world.leftovers() == []
 

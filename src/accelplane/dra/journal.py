@@ -7,6 +7,9 @@ the file says what is left to do.
 Each decision is made under a lock of the directory (flock), which other threads and another instance of the driver
 respect. Hardware is changed without it: the entry names its instance as owner meanwhile. An owner holds the lock of a
 file of its own, so that it is known to be dead in every PID namespace.
+
+The size of the lock's file, which has no content, counts the changes of all instances: while it and the directory are
+the same, nothing is read again. Times of a directory alone are too coarse before Linux 6.13.
 """
 
 import contextlib
@@ -18,7 +21,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -163,7 +166,11 @@ class Journal:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._claims = f"{directory}/claims"
-        self._known: dict[str, _Known] = {}
+        self._locked: int | None = None  # the open file, while it is locked
+        self._view: tuple[int, ...] = ()  # the state of the lock's file and the directory that the following is of
+        self._known: Mapping[str, _Known] = {}
+        self._entries: Mapping[str, Entry] = {}
+        self._damaged: Mapping[str, Damaged] = {}
         self._owner: int | None = None
         self._mutex = threading.Lock()  # so that one thread at a time polls for the lock of the directory
         self.owner = secrets.token_hex(8)
@@ -213,7 +220,11 @@ class Journal:
                     time.sleep(_LOCK_INTERVAL)
                 except OSError as error:
                     raise _problem(path, error) from None
-            yield
+            self._locked = descriptor
+            try:
+                yield
+            finally:
+                self._locked = None
 
     def alive(self, owner: str) -> bool:
         """Whether another instance with this name runs. Raises `JournalError` if it is not known."""
@@ -231,28 +242,23 @@ class Journal:
         return False
 
     def entries(self) -> Mapping[str, Entry]:
-        """All entries by UID. Sets files that cannot be decoded aside (`damaged`). Raises `JournalError`."""
-        known: dict[str, _Known] = {}
-        for uid in self._uids(_SUFFIX):
-            path = self._path(uid)
-            try:
-                status = os.stat(path, follow_symlinks=False)
-            except OSError:
-                continue
-            stamp = status.st_ino, status.st_size, status.st_mtime_ns
-            before = self._known.get(uid)
-            found = before if before is not None and before.stamp == stamp else self._read(uid, stamp)
-            if found is not None:
-                known[uid] = found
-        self._known = known
-        return {uid: found.entry for uid, found in known.items()}
+        """All entries by UID. Sets files that cannot be decoded aside (`damaged`). Raises `JournalError`.
+
+        The same object while nothing changes.
+        """
+        view = self._stamp()
+        if view != self._view:
+            self._read_all()
+            self._view = view if view == self._stamp() else ()  # a file may have been set aside
+        return self._entries
 
     def damaged(self) -> Mapping[str, Damaged]:
-        """The files that were set aside, by UID. Raises `JournalError`."""
-        return {uid: self._salvage(uid) for uid in self._uids(_BAD)}
+        """The files that were set aside, by UID, when `entries` were read last."""
+        return self._damaged
 
     def save(self, entry: Entry) -> None:
         """Writes the entry. Keeps fields of the file that this version does not know. Raises `JournalError`."""
+        self.entries()
         before = self._known.get(entry.uid)
         if before is None and len(self._known) >= MAX_CLAIMS:
             raise JournalError(f"{self._claims}: found {len(self._known)} prepared claims, expected less")
@@ -260,31 +266,25 @@ class Journal:
         if before is not None:
             old: dict[str, Any] = msgspec.to_builtins(before.entry)
             fields = {**before.raw, **{key: value for key, value in fields.items() if value != old.get(key)}}
-        data = msgspec.json.encode(fields)
+        data, path = msgspec.json.encode(fields), self._path(entry.uid)
         if len(data) > MAX_FILE:
-            raise JournalError(f"{self._path(entry.uid)}: {len(data)} bytes, expected at most {MAX_FILE}")
+            raise JournalError(f"{path}: {len(data)} bytes, expected at most {MAX_FILE}")
         try:
-            durable.write(self._path(entry.uid), data, 0o600)
+            self._count_change()
+            durable.write(path, data, 0o600)
+            known = _Known(_stamp(os.stat(path, follow_symlinks=False)), fields, msgspec.convert(fields, Entry))
         except OSError as error:
-            raise _problem(self._path(entry.uid), error) from None
-        # Read again when it is needed: the stamp of the new file belongs to its content.
-        self._known.pop(entry.uid, None)
+            raise _problem(path, error) from None
+        self._record({**self._known, entry.uid: known}, self._damaged)
 
     def remove(self, uid: str) -> None:
         """Removes the files of the claim. Raises `JournalError`."""
-        try:
-            durable.remove(self._path(uid))
-        except OSError as error:
-            raise _problem(self._path(uid), error) from None
-        self._known.pop(uid, None)
-        self.remove_damaged(uid)
+        self._remove(uid, _SUFFIX)
+        self._remove(uid, _BAD)
 
     def remove_damaged(self, uid: str) -> None:
         """Removes the damaged file of the claim, if there is one. Raises `JournalError`."""
-        try:
-            durable.remove(self._path(uid, _BAD))
-        except OSError as error:
-            raise _problem(self._path(uid, _BAD), error) from None
+        self._remove(uid, _BAD)
 
     def remove_leftovers(self) -> None:
         """Removes temporary files, and the files of dead instances. Raises `JournalError`."""
@@ -297,14 +297,68 @@ class Journal:
         except OSError as error:
             raise _problem(self._directory, error) from None
 
-    def _uids(self, suffix: str) -> Iterator[str]:
+    def _stamp(self) -> tuple[int, ...]:
+        """Differs after each change by an instance, and after changes of file names by others. The lock is held."""
+        assert self._locked is not None  # noqa: S101 - callers hold the lock
         try:
-            names = os.listdir(self._claims)
+            lock, directory = os.fstat(self._locked), os.stat(self._claims)
         except OSError as error:
             raise _problem(self._claims, error) from None
-        for name in sorted(names):
-            if name.endswith(suffix) and valid_uid(name.removesuffix(suffix)):
-                yield name.removesuffix(suffix)
+        return lock.st_ino, lock.st_size, directory.st_ino, directory.st_mtime_ns
+
+    def _count_change(self) -> None:
+        """Called before each change: one that fails is read again. Needs no space on the disk. Raises `OSError`."""
+        assert self._locked is not None  # noqa: S101 - callers hold the lock
+        os.ftruncate(self._locked, os.fstat(self._locked).st_size + 1)
+
+    def _record(self, known: Mapping[str, _Known], damaged: Mapping[str, Damaged]) -> None:
+        """What is known after a change by this instance, which has read the journal under the same lock."""
+        self._known, self._damaged = known, damaged
+        self._entries = {uid: known[uid].entry for uid in sorted(known)}
+        self._view = self._stamp()
+
+    def _remove(self, uid: str, suffix: str) -> None:
+        path = self._path(uid, suffix)
+        self.entries()
+        try:
+            if os.path.lexists(path):
+                self._count_change()
+                durable.remove(path)
+        except OSError as error:
+            raise _problem(path, error) from None
+        known = {each: found for each, found in self._known.items() if (each, suffix) != (uid, _SUFFIX)}
+        damaged = {each: found for each, found in self._damaged.items() if (each, suffix) != (uid, _BAD)}
+        self._record(known, damaged)
+
+    def _read_all(self) -> None:
+        """Reads the files that are not known."""
+        try:
+            names = sorted(os.listdir(self._claims))
+        except OSError as error:
+            raise _problem(self._claims, error) from None
+        known: dict[str, _Known] = {}
+        bad: dict[str, None] = {}
+        for name in names:
+            uid, suffix = os.path.splitext(name)
+            if suffix not in (_SUFFIX, _BAD) or not valid_uid(uid):
+                continue
+            if suffix == _BAD:
+                bad[uid] = None
+                continue
+            try:
+                stamp = _stamp(os.stat(self._path(uid), follow_symlinks=False))
+            except OSError:
+                continue
+            before = self._known.get(uid)
+            if before is not None and before.stamp == stamp:
+                known[uid] = before
+            elif (found := self._read(uid, stamp)) is not None:
+                known[uid] = found
+            elif os.path.lexists(self._path(uid, _BAD)):
+                bad[uid] = None
+        self._known = known
+        self._entries = {uid: each.entry for uid, each in known.items()}
+        self._damaged = {uid: self._salvage(uid) for uid in bad}
 
     def _read(self, uid: str, stamp: Stamp) -> _Known | None:
         path = self._path(uid)
@@ -319,6 +373,7 @@ class Journal:
             if isinstance(error, OSError) and error.errno not in _DAMAGE:
                 raise _problem(path, error) from None
             try:
+                self._count_change()
                 durable.move(path, self._path(uid, _BAD))
             except OSError as error:
                 raise _problem(path, error) from None
@@ -360,6 +415,10 @@ def _check_names(*names: str) -> None:
 def valid_uid(uid: str) -> bool:
     """Whether the UID can be part of a file name and of a CDI device name."""
     return bool(_UID.fullmatch(uid))
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _problem(path: str, error: OSError) -> JournalError:

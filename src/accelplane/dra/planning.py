@@ -1,6 +1,7 @@
 """Decisions about a claim, without side effects: its devices with units and configuration, conflicts, variables."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -24,6 +25,13 @@ class Node(Struct, frozen=True, kw_only=True):
     pool: str
     names: Mapping[str, DeviceName]
     offers: Mapping[str, Offer]
+
+
+class Conflict(NamedTuple):
+    """A device of a claim whose unit another claim holds, and the entry of that claim."""
+
+    wanted: Holding
+    holder: Entry
 
 
 def results_of(node: Node, claim: Claim) -> Sequence[Result]:
@@ -56,12 +64,12 @@ def claim_devices(node: Node, uid: str, claim: Claim) -> list[ClaimDevice]:
     return devices
 
 
-def conflict(entry: Entry, entries: Iterable[Entry]) -> tuple[Holding, Entry] | None:
+def conflict(entry: Entry, entries: Iterable[Entry]) -> Conflict | None:
     """A device of the claim whose unit another claim holds, and that claim."""
     for wanted in entry.devices:
         for other in entries:
             if other.uid != entry.uid and any(_conflicts(wanted, held) for held in other.devices):
-                return wanted, other
+                return Conflict(wanted, other)
     return None
 
 

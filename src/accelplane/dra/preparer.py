@@ -259,10 +259,10 @@ class Preparer:
                 )  # fmt: skip
                 if not locks.issuperset(map(_unit_lock, wanted.devices)):
                     raise EntryChangedError(ref.uid)
-                conflict = await in_thread(partial(self._store.conflict, wanted))
-                if conflict is None:
-                    return await self._make(wanted, entry, devices)
-            await self._resolve(*conflict)
+                made = self._store.conflict(wanted) or await self._make(wanted, entry, devices)
+            if not isinstance(made, planning.Conflict):
+                return made
+            await self._resolve(*made)
         raise ClaimError(f"device {devices[0].holding.device} is held by other claims again and again")
 
     def _claim_devices(self, ref: ClaimRef, claim: Claim) -> list[ClaimDevice]:
@@ -270,26 +270,19 @@ class Preparer:
         node = planning.Node(driver=self.driver, pool=self._node, names=self._names(), offers=self._offers.units())
         return planning.claim_devices(node, ref.uid, claim)
 
-    async def _make(self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice]) -> Devices:
-        """Prepares a claim whose units are free; their locks are held."""
+    async def _make(
+        self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice]
+    ) -> Devices | planning.Conflict:
+        """Prepares a claim whose units are free in this process; their locks are held."""
         edits = {
             device.holding.device: cdi.Edits() if device.vfio else await self._plugin_edits(device.unit.id)
             for device in devices
         }
         variables = await planning.request_variables(devices, wanted.uid, self._offers.allocation)
         holders = planning.function_holders(wanted.uid, self._store.entries.values(), self._offers.units())
-        host, manage = self._host.fresh(), self._manage_binding
-        steps = await in_thread(
-            lambda: [hardware.undo_steps(host, each, holders, manage_binding=manage) for each in devices]
-        )
-        undo = list(self._earlier_undo(wanted.uid, before))
-        undo += [step for own in steps for step in own if step not in undo]
-        wanted = replace(
-            wanted, undo=undo, bound=planning.bound_units(devices, undo), config=planning.used_config(devices)
-        )
-        self._tasks.check_open()
-        if (conflict := await in_thread(lambda: self._store.begin(wanted, before))) is not None:
-            raise _held(*conflict)
+        steps, wanted, conflict = await in_thread(lambda: self._begin(wanted, before, devices, holders))
+        if conflict is not None:
+            return conflict
         self._changed.notify_all()
         try:
             holdings = await self._apply(wanted, devices, steps)
@@ -303,6 +296,20 @@ class Preparer:
             raise problem from error
         self._write_status(done.ref)
         return [holding.prepared for holding in done.devices]
+
+    def _begin(
+        self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice], holders: Mapping[str, str]
+    ) -> tuple[Sequence[Sequence[UndoStep]], Entry, planning.Conflict | None]:
+        """Writes the entry with its undo steps, which are returned by device. Blocks."""
+        host = self._host.fresh()
+        steps = [hardware.undo_steps(host, each, holders, manage_binding=self._manage_binding) for each in devices]
+        undo = list(self._earlier_undo(wanted.uid, before))
+        undo += [step for own in steps for step in own if step not in undo]
+        wanted = replace(
+            wanted, undo=undo, bound=planning.bound_units(devices, undo), config=planning.used_config(devices)
+        )
+        self._tasks.check_open()
+        return steps, wanted, self._store.begin(wanted, before)
 
     async def _plugin_edits(self, unit: str) -> cdi.Edits:
         """What the plugin gives a container with the unit. Raises `AllocationError`."""

@@ -18,7 +18,7 @@ from accelplane.devices import Unit
 from accelplane.dra import cdi, durable, hardware, planning, takeover
 from accelplane.dra.boot import boot_identity, boot_of
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal, JournalError, UndoStep
+from accelplane.dra.journal import CdiFile, Damaged, Entry, Journal, JournalError, UndoStep
 from accelplane.dra.model import ClaimError
 from accelplane.host import Host
 
@@ -108,18 +108,25 @@ class ClaimStore:
                 self._cdi.ensure(file)
         return True
 
-    def conflict(self, wanted: Entry) -> tuple[Holding, Entry] | None:
-        """A device of the claim that another one holds. Raises `ClaimError` if a damaged file may hold it."""
-        with self._journal.lock():
-            return self._conflict(wanted)
+    def conflict(self, wanted: Entry) -> planning.Conflict | None:
+        """A device of the claim that another one holds, by the journal as it was read last. Does not block.
 
-    def begin(self, entry: Entry, before: Entry | None) -> tuple[Holding, Entry] | None:
+        Raises `ClaimError` if a damaged file may hold it.
+        """
+        if bad := planning.damaged_unit(wanted, self.damaged.values()):
+            raise ClaimError(
+                f"device {bad[0].device} is held by a claim whose journal file is damaged ({bad[1].uid}), waiting for "
+                "its pod to end"
+            )
+        return planning.conflict(wanted, self.entries.values())
+
+    def begin(self, entry: Entry, before: Entry | None) -> planning.Conflict | None:
         """Writes the entry, before the first change for the claim, unless another claim holds a device of it.
 
         `before` is the claim's entry now. Raises `EntryChangedError` if it is not.
         """
         with self._unchanged(entry.uid, before):
-            if (found := self._conflict(entry)) is None:
+            if (found := self.conflict(entry)) is None:
                 self._journal.save(entry)
                 self._read()
         return found
@@ -227,7 +234,6 @@ class ClaimStore:
 
     def _save(self, entry: Entry) -> None:
         with self._journal.lock():
-            self._journal.entries()
             self._journal.save(entry)
             self._read()
 
@@ -239,15 +245,6 @@ class ClaimStore:
             if known is not UNSET and self.entries.get(uid) != known:
                 raise EntryChangedError(uid)
             yield
-
-    def _conflict(self, wanted: Entry) -> tuple[Holding, Entry] | None:
-        self._read()
-        if bad := planning.damaged_unit(wanted, self.damaged.values()):
-            raise ClaimError(
-                f"device {bad[0].device} is held by a claim whose journal file is damaged ({bad[1].uid}), waiting for "
-                "its pod to end"
-            )
-        return planning.conflict(wanted, self.entries.values())
 
     def _read(self) -> None:
         self.entries = self._journal.entries()
