@@ -78,7 +78,11 @@ OPENSHIFT = calls("security.openshift.io", "securitycontextconstraints", "use")
 
 LABELS = calls("", "nodes", "get watch patch") | calls("", "nodes/status", "patch")
 EPC_REGISTER = calls("", "nodes", "get watch") | calls("", "nodes/status", "patch")
-FLEET = calls("", "nodes pods", "list watch") | calls("deviceplugin.intel.com", _PLUGIN_KINDS, "list watch")
+FLEET = (
+    calls("", "nodes pods", "list watch")
+    | calls("deviceplugin.intel.com", _PLUGIN_KINDS, "list watch")
+    | calls("resource.k8s.io", "deviceclasses resourceclaims", "list watch")
+)
 FPGA_NODE = calls("", "nodes", "get watch")
 # `dra.publisher`, `dra.preparer`, `dra.devicestatus`, `dra.events` and `node.dra.observednode`. Owner of the slices is
 # the Node.

@@ -152,6 +152,31 @@ async def test_without_the_right_to_list_quotas_everything_else_works(
     assert len([each for each in caplog.messages if "resource quotas are not shown" in each]) == 1
 
 
+async def test_pods_that_wait_for_claims_are_shown_with_the_driver(api: KubeApi) -> None:
+    def claim(name: str, device_class: str, **status: object) -> None:
+        request = {"name": "device", "exactly": {"deviceClassName": device_class, "count": 2}}
+        spec = {"devices": {"requests": [request]}}
+        api.put("resourceclaims", {"metadata": {"name": name, "namespace": "team"}, "spec": spec, "status": status})
+
+    driver = "gpu.intel.com"
+    for name, extended in (("large", None), ("i915", I915)):
+        selectors = [{"cel": {"expression": f'device.driver == "{driver}"'}}]
+        spec = {"selectors": selectors, "extendedResourceName": extended}
+        api.put("deviceclasses", {"metadata": {"name": name}, "spec": spec})
+    claim("foreign", "gpu.example.com")
+    for name, claims in (("early", "late"), ("other", "foreign")):
+        waiting = pod(name, 0)
+        waiting["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": claims}]
+        api.put("pods", waiting)
+    api.put("pods", pod("resource", 1))
+    async with fleet_of(api) as fleet:
+        await until(lambda: [each.requests for each in fleet.cluster().waiting] == [{driver: 1}])
+        claim("late", "large")
+        await until(lambda: [each.requests for each in fleet.cluster().waiting] == [{driver: 2}, {driver: 1}])
+        claim("late", "large", allocation={"devices": {}})
+        await until(lambda: [each.name for each in fleet.cluster().waiting] == ["resource"])
+
+
 def plugin_resource(name: str = "gpu", desired: int = 2, ready: int = 2) -> dict[str, object]:
     status = {"desiredNumberScheduled": desired, "numberReady": ready, "nodeNames": ["n1", "n2"]}
     return {"metadata": {"name": name}, "status": status}

@@ -1,7 +1,6 @@
 """Lists the nodes and pods of a cluster once, as a `Cluster`: for commands, which have no agents and no watches."""
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -10,14 +9,14 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError, ApiServer, NotFound, StatusError, resource_path
-from accelplane.cli.clusterclaims import Claims, DeviceClass, KnownDriver, ResourceClaim, read_claims
 from accelplane.dra.claims import GROUP, served_version
 from accelplane.dra.resourceslice import ResourceSlice
 from accelplane.fleet import model
+from accelplane.fleet.claims import Claims, Classes, DeviceClass, ResourceClaim, read_claims, read_classes
 from accelplane.fleet.families import is_known, is_known_driver
 from accelplane.fleet.model import Cluster
 from accelplane.fleet.objects import Known, ResourceQuota, holders_of, node_facts, quotas_of, waiting_pod
-from accelplane.kube.kinds import Node, Pod, pod_requests
+from accelplane.kube.kinds import Node, Pod
 from accelplane.report.inventory import Holder
 
 DEADLINE = 15.0
@@ -74,22 +73,22 @@ class _Lists:
             return None
         return items
 
-    async def claims(self, namespace: str, known: KnownDriver) -> Claims:
+    async def claims(self, namespace: str, known: Known) -> tuple[Claims, Classes]:
         """What there is for claims; of claims those of the namespace, if others cannot be listed."""
         try:
             version = await served_version(self.api, deadline=self.deadline)
         except NotFound:
-            return read_claims((), (), (), known)
+            return read_claims((), (), known), Classes(known)
         except ApiError as error:
             self._fail(f"/apis/{GROUP}", error)
-            return read_claims((), None, (), known)
+            return read_claims((), None, known), Classes(known)
         slices = await self.items(resource_path(GROUP, version, "resourceslices"), ResourceSlice)
         classes = await self.items(resource_path(GROUP, version, "deviceclasses"), DeviceClass, optional=True)
         claims = await self.items(resource_path(GROUP, version, "resourceclaims"), ResourceClaim)
         own = None
         if claims is None and namespace:
             own = await self.items(resource_path(GROUP, version, "resourceclaims", namespace=namespace), ResourceClaim)
-        return read_claims(slices or (), claims, classes or (), known, own or ())
+        return read_claims(slices or (), claims, known, own or ()), read_classes(classes or (), known)
 
     def _fail(self, path: str, error: ApiError) -> None:
         self.failed.setdefault(str(error).removeprefix(f"GET {path}: "), []).append(path)
@@ -108,27 +107,24 @@ async def list_cluster(api: ApiServer, scope: Scope, *, deadline: float = DEADLI
         quotas = await lists.items(
             resource_path("", "v1", "resourcequotas", namespace=scope.namespace), ResourceQuota, optional=True
         )
-    claims = await lists.claims(scope.namespace, partial(is_known_driver, prefixes=scope.prefixes))
+    claims, classes = await lists.claims(scope.namespace, partial(is_known_driver, prefixes=scope.prefixes))
     now = time.time()
     problems = [f"cannot list {', '.join(paths)}: {problem}" for problem, paths in lists.failed.items()]
     known = partial(is_known, prefixes=scope.prefixes)
     found = _nodes(nodes or (), pods or (), claims, known, all_pods=all_pods)
-    listed = {resource.name for node in found.values() for resource in node.resources}
+    present = {resource.name for node in found.values() for resource in node.resources}
+    by_key = {claim.key: claim for claim in claims.claims}
 
-    def requests(pod: Pod) -> Mapping[str, int]:
-        """Of resources, and by claims. A resource that no node has can be requested by the class with its name."""
-        named = {
-            name if name in listed else claims.extended.get(name) or name: count
-            for name, count in pod_requests(pod.spec, known).items()
-        }
-        return dict(Counter(named) + Counter(claims.requests(pod)))
+    def requested(pod: Pod) -> Mapping[str, int]:
+        namespace = pod.metadata.namespace or ""
+        return classes.requests(pod, known, present.__contains__, lambda name: by_key.get((namespace, name)))
 
     cluster = Cluster(
         generation=1,
         time=now,
         started=now,
         nodes=found,
-        waiting=tuple(item for pod in pods or () if (item := waiting_pod(pod, known, requests)) is not None),
+        waiting=tuple(item for pod in pods or () if (item := waiting_pod(pod, known, requested)) is not None),
         quotas=tuple(quota for each in quotas or () for quota in quotas_of(each, known)),
         problem="; ".join(problems),
     )

@@ -89,12 +89,14 @@ def relevant_node(known: Known) -> Callable[[Node], None]:
 def relevant_pod(known: Known) -> Callable[[Pod], None]:
     """A transform that removes what neither `waiting_pod` nor `holders_of` reads; everything if the pod requests none.
 
-    Its metadata stay: without them the cache would not know the version.
+    Its metadata stay: without them the cache would not know the version. A pod that is not assigned may request devices
+    by claims.
     """
 
     def transform(pod: Pod) -> None:
         pod.metadata.labels = pod.metadata.annotations = pod.metadata.ownerReferences = None
-        if not pod_requests(pod.spec, known):
+        waits_for_claims = pod.spec.resourceClaims and not pod.spec.nodeName
+        if not waits_for_claims and not pod_requests(pod.spec, known):
             pod.spec, pod.status = NO_SPEC, NO_STATUS
         elif pod.spec.nodeName:
             agent_pod(pod)

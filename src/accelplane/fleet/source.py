@@ -1,11 +1,12 @@
 """The watches of the fleet: nodes, waiting pods, pods of agents, and assigned pods if required.
 
-Quotas and device plugins are optional: they are shown while the API server has them and the account may read them.
+Quotas, device plugins, claims and their classes are optional: they are shown while the API server has them and the
+account may read them.
 """
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -24,6 +25,7 @@ from accelplane.kube.tasks import Supervisor
 from accelplane.report.inventory import Holder
 
 from . import families
+from .claims import Classes, DeviceClass, ResourceClaim, read_classes, relevant_claim
 from .deviceplugins import KINDS, PluginResource, device_plugin, problems_first, relevant_plugin, unreadable_plugin
 from .model import DevicePlugin, Quota, Waiting
 from .objects import (
@@ -100,6 +102,11 @@ class Source:
         quotas = Informer(client, watch_timeouts=watch_timeouts) if options.quotas else None
         self._quotas = quotas.cache(ResourceQuota) if quotas else None
         self._plugins: dict[str, Cache[PluginResource]] = {}
+        claims = [Informer(client, watch_timeouts=watch_timeouts) for _kind in (ResourceClaim, DeviceClass)]
+        self._claims = claims[0].cache(ResourceClaim, transform=relevant_claim)
+        self._device_classes = claims[1].cache(DeviceClass)
+        self._known_driver = partial(families.is_known_driver, prefixes=options.resource_prefixes)
+        self._classes = Classes(self._known_driver)
         plugins: list[Informer] = []
         for kind in KINDS if options.device_plugins else ():
             plugins.append(Informer(client, watch_timeouts=watch_timeouts))
@@ -107,12 +114,15 @@ class Source:
         self._optional = (
             (_RejectionLog("resource quotas"), [quotas] if quotas else []),
             (_RejectionLog("device plugins of the operator"), plugins),
+            (_RejectionLog("pods that wait for claims"), claims),
         )
         self._nodes.subscribe(self._on_node, on_unreadable=lambda request: listeners.node(request.name))
         self._waiting.subscribe(self._on_waiting)
         self._agents.subscribe(listeners.agent)
         if self._quotas is not None:
             self._quotas.subscribe(lambda _old, _new: listeners.part("quotas"))
+        self._claims.subscribe(self._on_claim)
+        self._device_classes.subscribe(self._on_class)
         notify = partial(listeners.part, "device_plugins")
         for cache in self._plugins.values():
             cache.subscribe(lambda _old, _new: notify(), on_unreadable=lambda _request: notify())
@@ -151,7 +161,15 @@ class Source:
 
     def waiting(self) -> tuple[Waiting, ...]:
         """The pods that wait for resources of ours."""
-        return tuple(found for pod in self._waiting if (found := waiting_pod(pod, self._known)) is not None)
+        present: set[str] = set()
+        if self._classes.resources:
+            present.update(each.name for node in self._nodes for each in node_facts(node, self._known).resources)
+
+        def requested(pod: Pod) -> Mapping[str, int]:
+            namespace = pod.metadata.namespace or ""
+            return self._classes.requests(pod, self._known, present.__contains__, partial(self._claim, namespace))
+
+        return tuple(found for pod in self._waiting if (found := waiting_pod(pod, self._known, requested)) is not None)
 
     def quotas(self) -> tuple[Quota, ...]:
         """The quotas of resources of ours."""
@@ -187,8 +205,22 @@ class Source:
 
     def _on_waiting(self, old: Pod | None, new: Pod | None) -> None:
         before, after = (waiting_pod(pod, self._known) if pod is not None else None for pod in (old, new))
-        if before != after:
+        if before != after or any(pod is not None and pod.spec.resourceClaims for pod in (old, new)):
             self._listeners.part("waiting")
+
+    def _on_claim(self, old: ResourceClaim | None, new: ResourceClaim | None) -> None:
+        if any(claim is not None and claim.status.allocation is None for claim in (old, new)):
+            self._listeners.part("waiting")
+
+    def _on_class(self, _old: DeviceClass | None, _new: DeviceClass | None) -> None:
+        self._classes = read_classes(self._device_classes, self._known_driver)
+        self._listeners.part("waiting")
+
+    def _claim(self, namespace: str, name: str) -> ResourceClaim | None:
+        try:
+            return self._claims.get(Request(name, namespace))
+        except UnreadableObject:
+            return None
 
     def _on_assigned(self, old: Pod | None, new: Pod | None) -> None:
         for node in {name for pod in (old, new) if pod is not None for name in _node_of(pod)}:

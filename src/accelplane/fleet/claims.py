@@ -9,20 +9,22 @@ v1beta1 the class is in the request, in later versions below `exactly`.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from msgspec import Struct
 
-from accelplane.dra.claims import Allocated, ClaimSpec
+from accelplane.dra.claims import GROUP, Allocated, ClaimSpec
 from accelplane.dra.resourceslice import Device, ResourceSlice, from_api, quantity_value
-from accelplane.fleet.model import NodeResource
-from accelplane.kube.kinds import NarrowMetadata, Pod
+from accelplane.kube.kinds import Pod, pod_requests
+from accelplane.kube.objects import ApiInfo, GlobalResource, Identity, NamespacedResource, api
 from accelplane.report.inventory import Holder
+
+from .model import NodeResource
+from .objects import Known
 
 # The driver in an expression of a class: those of other drivers fail without this comparison.
 _DRIVER = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,63})["']""")
 _EXCLUDING = ("NoSchedule", "NoExecute")
-
-KnownDriver = Callable[[str], bool]
 
 
 class Consumer(Struct, frozen=True):
@@ -35,12 +37,16 @@ class ClaimStatus(Struct, frozen=True, rename="camel"):
     reserved_for: Sequence[Consumer] | None = None
 
 
-class ResourceClaim(Struct, frozen=True):
+_ALLOCATED = ClaimStatus(allocation=Allocated())
+
+
+class ResourceClaim(NamespacedResource, Struct, kw_only=True):
     """A claim."""
 
-    metadata: NarrowMetadata
+    metadata: Identity
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
+    _api_info: ClassVar[ApiInfo] = api(GROUP, "v1", "ResourceClaim", "resourceclaims")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,11 +67,12 @@ class ClassSpec(Struct, frozen=True, rename="camel"):
     extended_resource_name: str | None = None
 
 
-class DeviceClass(Struct, frozen=True):
+class DeviceClass(GlobalResource, Struct, kw_only=True):
     """A class."""
 
-    metadata: NarrowMetadata
+    metadata: Identity
     spec: ClassSpec = ClassSpec()
+    _api_info: ClassVar[ApiInfo] = api(GROUP, "v1", "DeviceClass", "deviceclasses")
 
 
 class PodHolder(Struct, frozen=True):
@@ -84,8 +91,65 @@ class Offered(Struct, frozen=True):
     healthy: bool = True
 
 
+class Classes(Struct, frozen=True):
+    """The drivers that `known` accepts: those of classes by name, and those of resources that are names of classes."""
+
+    known: Known
+    drivers: Mapping[str, str] = {}
+    resources: Mapping[str, str] = {}
+
+    def driver_of(self, device_class: str) -> str:
+        """The driver of a class by its expressions, or else by its name; empty if there is none."""
+        parts = device_class.split(".")
+        named = (".".join(parts[index:]) for index in range(len(parts)))
+        return self.drivers.get(device_class) or next(filter(self.known, named), "")
+
+    def requests(
+        self, pod: Pod, known: Known, present: Known, claim_of: Callable[[str], ResourceClaim | None]
+    ) -> Mapping[str, int]:
+        """What a waiting pod requests: `known` resources, and drivers of its claims that are not allocated.
+
+        If a resource is not `present` on a node, a class may have its name: then the scheduler makes the claim.
+        `claim_of` returns a claim of the pod's namespace.
+        """
+        found: Counter[str] = Counter()
+        for name, count in pod_requests(pod.spec, known).items():
+            found[name if present(name) else self.resources.get(name) or name] += count
+        made = {each.name: each.resourceClaimName for each in pod.status.resourceClaimStatuses or ()}
+        for name in {each.resourceClaimName or made.get(each.name) for each in pod.spec.resourceClaims or ()}:
+            claim = claim_of(name) if name else None
+            if claim is not None and claim.status.allocation is None:
+                for request in claim.spec.requests:
+                    first = request.alternatives[0]
+                    if driver := self.driver_of(first.device_class_name):
+                        found[driver] += first.count
+        return dict(found)
+
+
+def read_classes(classes: Iterable[DeviceClass], known: Known) -> Classes:
+    """What the classes say."""
+    drivers: dict[str, str] = {}
+    resources: dict[str, str] = {}
+    for each in classes:
+        texts = [selector.cel.expression for selector in each.spec.selectors or () if selector.cel is not None]
+        driver = next((name for text in texts for name in _DRIVER.findall(text) if known(name)), "")
+        drivers[each.metadata.name or ""] = driver
+        if driver and each.spec.extended_resource_name:
+            resources[each.spec.extended_resource_name] = driver
+    return Classes(known, drivers, resources)
+
+
+def relevant_claim(claim: ResourceClaim) -> None:
+    """A transform of caches that removes everything from an allocated claim, for which no pod waits."""
+    claim.metadata.ownerReferences = None
+    if claim.status.allocation is not None:
+        claim.spec, claim.status = ClaimSpec(), _ALLOCATED
+    else:
+        claim.status = ClaimStatus()
+
+
 class Claims(Struct, frozen=True):
-    """The slices, claims and classes of drivers that `known` accepts; a device is named by driver, pool and name."""
+    """The slices and claims of drivers that `known` accepts; a device is named by driver, pool and name."""
 
     offered: Mapping[tuple[str, str, str], Offered]
     # The device of which another one is a part.
@@ -93,10 +157,7 @@ class Claims(Struct, frozen=True):
     claims: Sequence[ResourceClaim]
     # Whether these are all claims, so that it is known which devices are allocated.
     complete: bool
-    # The driver of each class, and of each resource that pods can request by a class.
-    classes: Mapping[str, str]
-    extended: Mapping[str, str]
-    known: KnownDriver
+    known: Known
 
     def resources(self) -> Mapping[str, Sequence[NodeResource]]:
         """The drivers of each node as resources."""
@@ -125,25 +186,6 @@ class Claims(Struct, frozen=True):
                     own = 0 if number else count
                     yield PodHolder(nodes.get((driver, pool), pool), Holder(namespace, pod, "", driver, own, via="dra"))
 
-    def requests(self, pod: Pod) -> Mapping[str, int]:
-        """The devices that a pod requests by claims which are not allocated, by driver."""
-        made = {each.name: each.resourceClaimName for each in pod.status.resourceClaimStatuses or ()}
-        names = {each.resourceClaimName or made.get(each.name) for each in pod.spec.resourceClaims or ()}
-        found: Counter[str] = Counter()
-        for claim in self.claims:
-            if claim.key[0] == pod.metadata.namespace and claim.key[1] in names and claim.status.allocation is None:
-                for request in claim.spec.requests:
-                    first = request.alternatives[0]
-                    if driver := self._driver(first.device_class_name):
-                        found[driver] += first.count
-        return found
-
-    def _driver(self, device_class: str) -> str:
-        """The known driver of a class, of its expressions or else of its name; empty if there is none."""
-        parts = device_class.split(".")
-        named = (".".join(parts[index:]) for index in range(len(parts)))
-        return self.classes.get(device_class) or next(filter(self.known, named), "")
-
     def _devices(self, claim: ResourceClaim) -> Iterator[tuple[str, str, str]]:
         """The complete devices that belong to the claim, each as often as it has it or a part of it."""
         for each in (claim.status.allocation or Allocated()).results:
@@ -155,8 +197,7 @@ class Claims(Struct, frozen=True):
 def read_claims(
     slices: Iterable[ResourceSlice],
     claims: Sequence[ResourceClaim] | None,
-    classes: Sequence[DeviceClass],
-    known: KnownDriver,
+    known: Known,
     some: Sequence[ResourceClaim] = (),
 ) -> Claims:
     """What the objects say about the drivers that `known` accepts. If `claims` are not known, `some` of them are."""
@@ -176,7 +217,6 @@ def read_claims(
         parent = driver, pool, _parent(devices[driver, pool, name][1])
         if parent in devices:
             whole[driver, pool, name] = parent
-    drivers = {each.metadata.name or "": _named_driver(each, known) for each in classes}
     return Claims(
         offered={
             key: Offered(
@@ -188,12 +228,6 @@ def read_claims(
         whole=whole,
         claims=some if claims is None else claims,
         complete=claims is not None,
-        classes=drivers,
-        extended={
-            each.spec.extended_resource_name: drivers[each.metadata.name or ""]
-            for each in classes
-            if each.spec.extended_resource_name
-        },
         known=known,
     )
 
@@ -208,8 +242,3 @@ def _shares(device: Device) -> int:
     if not device.allow_multiple_allocations or capacity is None:
         return 1
     return quantity_value(capacity.value) or 1
-
-
-def _named_driver(device_class: DeviceClass, known: KnownDriver) -> str:
-    texts = [each.cel.expression for each in device_class.spec.selectors or () if each.cel is not None]
-    return next((name for text in texts for name in _DRIVER.findall(text) if known(name)), "")
