@@ -13,7 +13,7 @@ from waiting import until
 from accelplane.apiserver import ApiServer
 from accelplane.node.dra import observednode
 from accelplane.node.dra.observednode import ObservedNode
-from accelplane.node.status import plugin_problems
+from accelplane.pages.inventory import inventory_problems
 
 REMOVE = '[{"op":"remove","path":"/status/capacity/gpu.intel.com~1i915"}]'
 
@@ -44,7 +44,7 @@ async def test_a_resource_of_an_earlier_device_plugin_is_reported_until_it_is_re
     async with node.agent_running() as agent:
         await node.until_registered()
         await until(lambda: bool(node.status.problems))
-        (problem,) = [each for each in plugin_problems(agent.status()) if "earlier device plugin" in each]
+        (problem,) = [each for each in inventory_problems(agent.status()) if "earlier device plugin" in each]
         assert problem.startswith(f"gpu: the Node still has {I915} of an earlier device plugin with the amount 0,")
         assert problem.endswith(f"run: kubectl patch node {NODE} --subresource=status --type=json -p '{REMOVE}'")
         await until(lambda: "ResourceLeft" in [each["reason"] for each in node.server.all("events")])
