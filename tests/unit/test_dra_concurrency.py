@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import threading
@@ -16,9 +17,11 @@ from waiting import until
 
 from accelplane.devices import Allocation
 from accelplane.dra import durable
+from accelplane.dra.boot import MARKER, boot_identity
 from accelplane.dra.claimtasks import claim_lock
 from accelplane.dra.journal import Entry
 from accelplane.dra.preparer import Preparer
+from accelplane.host.blocking import in_thread
 
 pytestmark = pytest.mark.memory
 
@@ -265,3 +268,18 @@ async def test_file_of_the_journal_that_was_changed_by_hand_is_damaged(world: Wo
     assert await preparer.unprepare([claim]) == {"a1": None}
     assert victim.exists()
     assert world.leftovers() == []
+
+
+async def test_lock_of_the_cdi_directory_by_another_program_does_not_block(tmp_path: Path) -> None:
+    """Every user may open the directory."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        identity = await asyncio.wait_for(in_thread(lambda: boot_identity(str(tmp_path), "boot")), 5)
+    finally:
+        os.close(descriptor)
+
+    assert boot_identity(str(tmp_path), "boot") == identity
+    assert boot_identity(str(tmp_path), "") == identity
+    assert boot_identity(str(tmp_path), "next") != identity
+    assert (tmp_path / MARKER).stat().st_mode & 0o777 == 0o600

@@ -1,13 +1,16 @@
 """From pools to writes, without an API server."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accelplane.apiserver import ApiError
 from accelplane.dra.model import Capacity, Pool, PoolDevice, Taint
+from accelplane.dra.observedslices import ObservedSlices
 from accelplane.dra.resourceslice import OwnerReference, ResourceSlice
 from accelplane.dra.slices import Plan, Target, plan, slice_name
 from accelplane.dra.validation import Layout, problems
@@ -175,3 +178,23 @@ def test_names_of_slices_are_short_enough_and_different() -> None:
     pooled = Pool(driver=DRIVER, name=long, devices=[device("one")])
     [created] = plan(pooled, {}, Target(node=long)).creates
     assert not list(problems(created, "separate"))
+
+
+class EndingWatches:
+    """An API server, or a proxy before it, that ends each watch at once."""
+
+    watches = 0
+
+    async def watch(self, *_arguments: Any, **_options: Any) -> AsyncIterator[Any]:
+        self.watches += 1
+        assert self.watches < 5
+        for event in ():
+            yield event
+
+
+async def test_watches_that_end_at_once_are_an_error() -> None:
+    api: Any = EndingWatches()
+    observed = ObservedSlices(api, "/slices", "node-1", "gpu.intel.com", lambda: None)
+
+    with pytest.raises(ApiError, match="ended at once"):
+        await observed.watch()

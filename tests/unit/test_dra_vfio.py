@@ -2,22 +2,24 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from draclaims import UnitOffers, World, devices_of, error_of
+from draclaims import UnitOffers, World, devices_of, error_of, ref
 from drafaults import Faults, FaultyHost
 from trees import link, write
 from waiting import until
 
-from accelplane.devices import Unit
+from accelplane.devices import Allocation, Unit
 from accelplane.dra.configuration import VFIO_CLASS
 from accelplane.dra.journal import Rebind
-from accelplane.dra.model import ClaimError, ClaimRef
+from accelplane.dra.model import ClaimError, ClaimRef, Offer
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.vfio import plan
 from accelplane.host import Host
 from accelplane.host.drivers import bind, driver_of, vfio_group
+from accelplane.kubelet.server import AllocationError
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
@@ -254,3 +256,26 @@ def test_function_without_iommu_group_is_not_bound(tmp_path: Path) -> None:
     write(tmp_path / f"sys/bus/pci/devices/{GPU}/class", "0x030000\n")
 
     assert "has no IOMMU group" in refusal(Host(tmp_path))
+
+
+async def test_admin_access_to_all_devices_does_not_need_those_that_are_bound_to_vfio(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer = await world.start()
+    devices_of((await preparer.prepare([world.claim("a1", world.device(), config=[vfio_config()])]))["a1"])
+    world.offers.offers = {**world.offers.offers, VFS[0]: Offer(unit=preparer.bound()[VFS[0]], owner="dra")}
+    allocation = world.offers.allocation
+
+    async def of_scanned_units(units: Sequence[str]) -> Allocation:
+        if VFS[0] in units:
+            raise AllocationError(f"device {VFS[0]} is no longer on this node")
+        return await allocation(units)
+
+    monkeypatch.setattr(world.offers, "allocation", of_scanned_units)
+    results = [world.result(world.device(number), adminAccess=True) for number in (0, 1)]
+    claim = world.api.add(ref("a2"), results)
+
+    assert len(devices_of((await preparer.prepare([claim]))["a2"])) == 2
+    assert "UNIT0=0000:62:00.1" in world.cdi_file("a2")["a2-r0"]["env"]
+    await preparer.unprepare([claim])
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"

@@ -8,8 +8,7 @@ import fcntl
 import os
 import secrets
 
-from accelplane.descriptors import closing, read_limited
-from accelplane.dra import durable
+from accelplane.descriptors import closing
 
 MARKER = ".accelplane-boot"
 _LIMIT = 256
@@ -22,16 +21,17 @@ def boot_identity(directory: str, boot_id: str) -> str:
     same identity. Raises `OSError`.
     """
     os.makedirs(directory, mode=0o755, exist_ok=True)
-    path = f"{directory}/{MARKER}"
-    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    # Others can open the directory, and a lock of it would last as long as they like.
+    with closing(os.open(f"{directory}/{MARKER}", flags, 0o600)) as descriptor:
+        os.fchmod(descriptor, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            found = read_limited(path, _LIMIT, follow=False).decode("ascii", "replace").strip()
-        except OSError:
-            found = ""
+        found = os.pread(descriptor, _LIMIT, 0).decode("ascii", "replace").strip()
         if " " not in found or (boot_id and boot_of(found) != boot_id):
             found = f"{boot_id} {secrets.token_hex(8)}"
-            durable.write(path, f"{found}\n".encode(), 0o644)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{found}\n".encode(), 0)
+            os.fsync(descriptor)
         return found
 
 

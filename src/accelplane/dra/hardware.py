@@ -49,6 +49,12 @@ class ClaimDevice(Struct, frozen=True, kw_only=True):
         return isinstance(self.config, GpuConfig) and self.config.access == "vfio" and not self.holding.admin
 
     @property
+    def from_plugin(self) -> bool:
+        """Whether the plugin says what a container gets. It does not know GPUs that a claim has bound to VFIO."""
+        bound = isinstance(self.config, GpuConfig) and self.unit.text("driver") in vfio.VFIO_DRIVERS
+        return not self.vfio and not (self.holding.admin and bound)
+
+    @property
     def programmed(self) -> bool:
         return isinstance(self.config, FpgaConfig) and bool(self.config.afu) and not self.holding.admin
 

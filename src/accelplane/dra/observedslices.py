@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from accelplane.apiserver import ApiServer, DecodeError, WatchIdleTimeout
+from accelplane.apiserver import ApiError, ApiServer, DecodeError, WatchIdleTimeout
+from accelplane.apiserver.clock import loop_time
 from accelplane.dra.resourceslice import ResourceSlice, from_api
 
 # Bookmarks come each minute.
 _IDLE = 180.0
 # As client-go: watches of many nodes do not end at the same time.
 _MIN_DURATION, _MAX_DURATION = 300.0, 600.0
+_SHORTEST = 1.0  # as client-go: a shorter watch without events is an error
 
 
 class ObservedSlices:
@@ -53,11 +55,15 @@ class ObservedSlices:
             watch = self._api.watch(
                 self._path, ResourceSlice, resource_version=self._version, query=query, duration=duration, idle=_IDLE
             )
+            began, count = loop_time(), 0
             with contextlib.suppress(WatchIdleTimeout):
                 async with contextlib.aclosing(watch) as events:
                     async for event in events:
+                        count += 1
                         self._version = event.object.metadata.resource_version or self._version
                         self._observe(event.type, from_api(event.object))
+            if not count and loop_time() - began < _SHORTEST:
+                raise ApiError(f"WATCH {self._path}", "ended at once and without events; retrying with backoff")
 
     def record(self, written: ResourceSlice) -> None:
         """Records a slice that was read, or the response to a write."""

@@ -137,7 +137,7 @@ async def request_variables(devices: Sequence[ClaimDevice], uid: str, allocate: 
     units: dict[str, None] = {}
     number = 0
     for members in requests.values():
-        own = list(dict.fromkeys(device.unit.id for device in members if not device.vfio))
+        own = list(dict.fromkeys(device.unit.id for device in members if device.from_plugin))
         alone: Mapping[str, str] = (await allocate(own)).envs if own else {}
         first = not units
         units.update(dict.fromkeys(own))

@@ -275,7 +275,7 @@ class Preparer:
     ) -> Devices | planning.Conflict:
         """Prepares a claim whose units are free in this process; their locks are held."""
         edits = {
-            device.holding.device: cdi.Edits() if device.vfio else await self._plugin_edits(device.unit.id)
+            device.holding.device: await self._plugin_edits(device.unit.id) if device.from_plugin else cdi.Edits()
             for device in devices
         }
         variables = await planning.request_variables(devices, wanted.uid, self._offers.allocation)
