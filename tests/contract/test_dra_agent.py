@@ -18,9 +18,13 @@ from accelplane.cli.inspect import _report as inspect_report
 from accelplane.cli.inspect import chosen_plugins
 from accelplane.dra import catalog
 from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
+from accelplane.node.status import plugin_problems
+from accelplane.pages.local_status import local_status
 from accelplane.pages.metrics import MetricsPage
 from accelplane.pages.observer import Observer
+from accelplane.pages.server import status_report
 from accelplane.report.inventory import NodeInventory
+from accelplane.report.local import decode_status
 
 GPU_POD = Pod("plain", containers={"main": {I915: 1}})
 
@@ -75,6 +79,9 @@ async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> Non
         (resource,) = inventory.plugins[0].resources
         assert (resource.name, resource.stage) == ("gpu.intel.com", "registered")
         assert (resource.ids, resource.healthy, resource.allocated) == (2, 2, 1)
+        report = status_report(agent.status())["dra"]
+        assert isinstance(report, dict)
+        assert (report["gpu"]["stage"], report["gpu"]["prepare-failures"]) == ("registered", 0)
         for line in (
             'accelplane_dra_units{owner="dra",plugin="gpu"} 2.0',
             'accelplane_dra_registered{plugin="gpu"} 1.0',
@@ -86,8 +93,43 @@ async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> Non
         report = await inspect_report(
             node.settings, chosen_plugins(node.settings.root, "gpu", ""), "", only_names=False
         )
+        assert [(unit.owner, unit.published) for unit in inventory.units] == [("dra", True)] * 2
         rows = {row.id: row.held_by for row in report.devices if row.resource == I915}
         assert rows == {"card0-0": ("default/a/main (DRA)",), "card1-0": ()}
+
+
+async def test_a_device_that_only_its_claim_knows_is_shown_with_its_holder(node: DraNode) -> None:
+    """A removed device has no ID of the device plugin any more, and neither has one that is bound to VFIO."""
+    async with node.agent_running() as agent:
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a"))
+        node.hardware.unplug(node.cards[0])
+        await until(lambda: any(unit.state == "gone" for unit in node.status.units.values()))
+        observer = Observer(agent)
+        try:
+            inventory = msgspec.json.decode((await observer.inventory()).body, type=NodeInventory)
+            document = decode_status(await local_status(agent.status, observer))
+        finally:
+            await observer.close()
+        gone = next(unit for unit in inventory.units if unit.unit == "card0")
+        assert (gone.bdf, gone.phase, gone.reason, gone.owner, gone.published) == (
+            "0000:01:00.0", "unhealthy", "gone", "dra", True,
+        )  # fmt: skip
+        assert [(each.pod, each.via) for each in gone.holders] == [("a", "dra")]
+        assert document.units[GPU][first] == "card0"
+        chosen = chosen_plugins(node.settings.root, "gpu", "")
+        (row,) = [
+            row for row in (await inspect_report(node.settings, chosen, "", only_names=True)).devices if row.id == first
+        ]
+        assert (row.resource, row.held_by) == (GPU, ("default/a/main (DRA)",))
+
+
+async def test_inspect_shows_the_problems_of_the_driver(node: DraNode) -> None:
+    node.server.refused.add("0000-02-00-0-0x56c0")
+    async with node.agent_running() as agent:
+        await node.until_registered(1)
+        text = "gpu: device 0000-02-00-0-0x56c0 is not published: spec.devices[1].name: refused"
+        await until(lambda: text in plugin_problems(agent.status()))
 
 
 async def test_events_say_what_is_not_published_and_which_claim_is_not_prepared(node: DraNode) -> None:

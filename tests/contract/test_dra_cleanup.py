@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,16 +24,19 @@ async def node(directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             yield node
 
 
-async def clean_up(node: DraNode, *, force: bool = False) -> int:
+async def clean_up(node: DraNode, *, force: bool = False, options: Mapping[str, str] = {}) -> int:
     settings = node.settings
     return await asyncio.to_thread(
         lambda: dracleanup.run(
-            root=settings.root,
-            kubelet_dir=settings.kubelet_dir,
-            cdi_dir=settings.cdi_dir,
-            node=NODE,
-            kubeconfig="",
             force=force,
+            **{
+                "root": settings.root,
+                "kubelet_dir": settings.kubelet_dir,
+                "cdi_dir": settings.cdi_dir,
+                "node": NODE,
+                "kubeconfig": "",
+                **options,
+            },
         )
     )
 
@@ -54,7 +57,7 @@ async def test_it_refuses_while_a_driver_is_served_or_claims_are_prepared(
         assert await clean_up(node) == 1
         assert f"serves the driver {GPU} at" in capsys.readouterr().err
     assert await clean_up(node) == 1
-    assert "1 claims are prepared: default/claim; delete their pods" in capsys.readouterr().err
+    assert "claims are prepared: default/claim; delete their pods" in capsys.readouterr().err
     assert node.published()
 
 
@@ -102,3 +105,51 @@ async def test_without_the_api_server_the_node_is_cleaned_and_the_slices_are_rep
     assert await clean_up(node) == 1
     assert "ResourceSlices not removed" in capsys.readouterr().err
     assert left(node) == []
+
+
+WRONG = {
+    "no name of the node": ({"node": ""}, "use --node or the variable NODE_NAME"),
+    "a name that is none": ({"node": "a,spec.driver=b"}, "expected the name of a Node"),
+    "another root": ({"root": "/nonexistent"}, "/nonexistent: No such file or directory"),
+    "a file as root": ({"root": __file__}, "not a directory"),
+    "another kubelet": ({"kubelet_dir": "/nonexistent"}, "/nonexistent: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_with_wrong_options_nothing_is_removed(
+    node: DraNode, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, problem = WRONG[case]
+    async with node.agent_running():
+        await node.until_registered()
+    before = left(node)
+    assert await clean_up(node, force=True, options=options) == 1
+    assert problem in capsys.readouterr().err
+    assert left(node) == before
+    assert len(node.published()) == 2
+
+
+async def test_the_slices_of_another_node_are_not_removed(node: DraNode, capsys: pytest.CaptureFixture[str]) -> None:
+    async with node.agent_running():
+        await node.until_registered()
+    node.server.put("nodes", {"metadata": {"name": NODE}, "status": {"nodeInfo": {"bootID": "another"}}})
+    boot_id = Path(node.settings.root, "proc/sys/kernel/random/boot_id")
+    boot_id.parent.mkdir(parents=True, exist_ok=True)
+    boot_id.write_text("this\n")
+    assert await clean_up(node) == 1
+    assert "the boot ID of the Node is another, that of this host is this" in capsys.readouterr().err
+    assert len(node.published()) == 2
+
+
+async def test_a_directory_that_cannot_be_read_is_an_error(
+    node: DraNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = f"{node.directory}/plugins"
+
+    def denied(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(dracleanup.os, "listdir", denied)
+    assert await clean_up(node) == 1
+    assert f"{plugins}: Permission denied; run the command as root" in capsys.readouterr().err

@@ -181,6 +181,8 @@ class TestHealth:
                 agent.offer(offers(sick(), offer("0000:04:00.0")))
                 taints = {"0000-03-00-0-0x56c0": f"{DRIVER}/health=temperature:NoSchedule", "0000-04-00-0-0x56c0": ""}
                 assert await until(lambda: server.devices() == taints) < 3
+                of_units = {"0000:03:00.0": [f"{DRIVER}/health=temperature:NoSchedule"]}
+                await until(lambda: agent.publisher.taints == of_units)
                 time = "2026-01-01T00:00:01Z"
                 [stored] = server.all("resourceslices")
                 stored["spec"]["devices"][0]["taints"][0]["timeAdded"] = time
@@ -201,13 +203,14 @@ class TestHealth:
                 await until(lambda: bool(server.slices))
                 agent.offer(offers(sick(), offer("0000:04:00.0")))
                 await until(lambda: set(server.devices()) == {"0000-04-00-0-0x56c0"})
-                assert any("DRADeviceTaints" in each for each in agent.publisher.problems)
+                assert any("DRADeviceTaints" in each for each in agent.publisher.limitations)
+                assert agent.publisher.problems == []
                 await asyncio.sleep(60)
                 agent.offer(GPUS)
                 await until(lambda: set(server.devices()) == NAMES)
                 await asyncio.sleep(600)
                 assert server.writes == ["POST", "PUT", "PUT"]
-                assert agent.publisher.problems == []
+                assert agent.publisher.limitations == []
 
         run(main)
 

@@ -20,7 +20,7 @@ class TestFeatures:
                 await asyncio.sleep(60)
                 assert set(server.devices()) == {"0000-03-00-0-0x56c0"}
                 assert server.writes == ["POST"]
-                assert any("DRAPartitionableDevices" in each for each in agent.publisher.problems)
+                assert any("DRAPartitionableDevices" in each for each in agent.publisher.limitations)
 
         run(main)
 

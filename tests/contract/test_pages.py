@@ -234,6 +234,7 @@ async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
                 "problems": [],
             }
         },
+        "dra": {},
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """`accelplane dra cleanup`: removes what DRA drivers leave on a node that no longer uses them.
 
 It refuses while claims are prepared or a driver is served, because pods with claims end only while their driver runs.
+What the command needs is checked before anything is removed: a second run does not know the drivers any more.
 """
 
 import asyncio
@@ -8,14 +9,25 @@ import contextlib
 import glob
 import logging
 import os
+import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from accelplane.apiserver import ApiError, ApiServer, NotFound, load_config, object_path, resource_path
+from accelplane.apiserver import (
+    ApiError,
+    ApiServer,
+    NotFound,
+    StatusError,
+    Unreachable,
+    load_config,
+    object_path,
+    resource_path,
+)
 from accelplane.dra.journal import JournalError
 from accelplane.dra.resourceslice import API_VERSIONS, GROUP, PLURAL
 from accelplane.dra.store import ClaimStore
@@ -27,6 +39,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _OWNERS = "accelplane"  # the directory with the owners of units
 # What this program has in the directory of a driver, which may have files of another program with the same driver.
 _LOCK = "journal.lock"
+_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _OWN_FILES = (_LOCK, "publish.lock", "instance-*.lock", "dra*.sock")
 
 
@@ -42,16 +55,30 @@ class _Slice(Struct, frozen=True):
     metadata: _Metadata
 
 
+class _NodeInfo(Struct, frozen=True):
+    boot_id: str = msgspec.field(name="bootID", default="")
+
+
+class _NodeStatus(Struct, frozen=True):
+    node_info: _NodeInfo = msgspec.field(name="nodeInfo", default=_NodeInfo())
+
+
+class _Node(Struct, frozen=True):
+    status: _NodeStatus = _NodeStatus()
+
+
 def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str, force: bool) -> int:
     """Returns the exit code: 1 if something was not removed. `node` is needed for the slices of the API server."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-    drivers = sorted(_drivers(kubelet_dir))
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     try:
-        _check_unserved(kubelet_dir, drivers)
+        drivers = sorted(_drivers(root, kubelet_dir))
+        if drivers:
+            _check_unserved(kubelet_dir, drivers)
+            asyncio.run(_check_node(node, kubeconfig, Host(root).text_or_empty(_BOOT_ID)))
         for driver in drivers:
             _remove_claims(driver, kubelet_dir, cdi_dir, Host(root), force=force)
-    except (CleanupError, JournalError, FpgaError, HostError, OSError) as error:
-        print(f"accelplane dra cleanup: {error}", file=sys.stderr)
+    except (ApiError, CleanupError, JournalError, FpgaError, HostError, OSError) as error:
+        print(f"accelplane dra cleanup: {_text(error)}", file=sys.stderr)
         return 1
     failed = False
     for driver in drivers:
@@ -67,7 +94,7 @@ def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str
         try:
             for name in asyncio.run(_remove_slices(node, drivers, kubeconfig)):
                 print(f"ResourceSlice {name}: removed")
-        except (ApiError, CleanupError) as error:
+        except ApiError as error:
             failed = True
             print(
                 f"accelplane dra cleanup: ResourceSlices not removed: {error}; the kubelet deletes them 30 s after the "
@@ -77,10 +104,24 @@ def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str
     return 1 if failed else 0
 
 
-def _drivers(kubelet_dir: str) -> Iterator[str]:
-    """The drivers with a journal of this program."""
-    for path in glob.glob(f"{glob.escape(kubelet_dir)}/plugins/*/{_LOCK}"):
-        yield os.path.basename(os.path.dirname(path))
+def _text(error: Exception) -> str:
+    if not isinstance(error, OSError) or not error.filename:
+        return str(error)
+    advice = "; run the command as root" if isinstance(error, PermissionError) else ""
+    return f"{error.filename}: {error.strerror}{advice}"
+
+
+def _drivers(root: str, kubelet_dir: str) -> Iterator[str]:
+    """The drivers with a journal of this program. Raises `CleanupError` or `OSError`."""
+    for option, directory in (("--root", root), ("--kubelet-dir", kubelet_dir)):
+        if not stat.S_ISDIR(os.stat(directory).st_mode):
+            raise CleanupError(f"{option} {directory}: not a directory")
+    plugins = f"{kubelet_dir}/plugins"
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(plugins):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.stat(f"{plugins}/{name}/{_LOCK}")
+                yield name
 
 
 def _remove_directory(directory: str) -> None:
@@ -112,8 +153,8 @@ def _remove_claims(driver: str, kubelet_dir: str, cdi_dir: str, host: Host, *, f
         claims = sorted(entry.claim for entry in store.entries.values())
         if claims and not force:
             raise CleanupError(
-                f"{driver}: {len(claims)} claims are prepared: {', '.join(claims)}; delete their pods while the driver "
-                "runs, or use --force, which takes the devices of running containers away"
+                f"{driver}: claims are prepared: {', '.join(claims)}; delete their pods while the driver runs, or use "
+                "--force, which takes the devices of running containers away"
             )
         for entry in list(store.entries.values()):
             store.undo(entry, host.fresh())
@@ -124,10 +165,33 @@ def _remove_claims(driver: str, kubelet_dir: str, cdi_dir: str, host: Host, *, f
         store.close()
 
 
-async def _remove_slices(node: str, drivers: Sequence[str], kubeconfig: str) -> list[str]:
-    """The names of the slices of this node that were deleted. Raises `ApiError`."""
+async def _check_node(node: str, kubeconfig: str, boot_id: str) -> None:
+    """Raises `CleanupError` or `NoCredentials` if the slices of this node could not be found or removed.
+
+    The kubelet writes the boot ID into its Node. The ResourceSlices of another node must not be removed.
+    """
     if not node:
         raise CleanupError("the name of the node is not known; use --node or the variable NODE_NAME")
+    if not _NODE_NAME.fullmatch(node):
+        raise CleanupError(f"--node {node[:80]!a}: expected the name of a Node, such as worker-1")
+    api = ApiServer(load_config(kubeconfig))
+    try:
+        api.check()
+        found = await api.get(resource_path("", "v1", "nodes", name=node), _Node)
+    except (StatusError, Unreachable):
+        return  # a deleted Node has no slices, and other errors are reported when slices are removed
+    finally:
+        api.close()
+    expected = found.status.node_info.boot_id
+    if boot_id and expected and boot_id != expected:
+        raise CleanupError(
+            f"--node {node}: the boot ID of the Node is {expected[:80]}, that of this host is {boot_id}; expected the "
+            "name of the Node of this host"
+        )
+
+
+async def _remove_slices(node: str, drivers: Sequence[str], kubeconfig: str) -> list[str]:
+    """The names of the slices of this node that were deleted. Raises `ApiError`."""
     api = ApiServer(load_config(kubeconfig))
     found: list[str] = []
     try:

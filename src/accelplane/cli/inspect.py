@@ -32,6 +32,7 @@ from accelplane.node.status import PluginStatus, ResourceStatus, ScanStatus
 from accelplane.node.units import units_of
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
+from accelplane.report.inventory import ReportedUnit
 
 K = TypeVar("K")
 Units = Mapping[tuple[str, str], Unit]  # by resource and ID
@@ -46,6 +47,7 @@ _COLUMNS = (
     Column("RESOURCE"), Column("DEVICE"), Column("ADDRESS"), Column("NUMA"), Column("HEALTH", health=True),
     Column("ADVERTISED"), Column("HELD BY"), Column("UNIT", wide=True), Column("HOLDER SINCE", wide=True),
     Column("STATE SINCE", wide=True), Column("NODES", wide=True), Column("MODEL", wide=True),
+    Column("OWNER", wide=True),
 )  # fmt: skip
 _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 
@@ -62,7 +64,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """One device ID. `present` is whether the scan has found it. What is not known is None.
 
     `unit_id`, `model` and `unit_attributes` are of the unit of the ID, empty if the ID stands for several devices.
-    Times are RFC 3339 texts.
+    `owner` is plugin, dra or none, empty if no agent with DRA answers. Times are RFC 3339 texts.
     """
 
     plugin: str
@@ -79,6 +81,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     unit_attributes: Mapping[str, str | bool | int] = {}
     present: bool = True
     advertised: bool | None = None
+    owner: str = ""
     held_by: Sequence[str] | None = None
     held_since: str | None = None
     state_since: str | None = None
@@ -206,7 +209,7 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
         if resource.startswith(prefix)
         for id_ in ids
     )
-    claimed = _claimed_units(kubelet, plugin.namespace, units)
+    claimed, unknown = _claimed_units(kubelet, plugin.namespace, units)
     for resource, id_ in sorted(devices.keys() | known_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
         device = devices.get((resource, id_))
         unit = units.get((resource.removeprefix(prefix), id_))
@@ -234,22 +237,51 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
             model=unit.text("model") if unit else "",
             unit_attributes=plain(unit.attributes) if unit else {},
             present=device is not None,
-            advertised=_advertised(plugin.name, (resource, id_), kubelet, states),
+            advertised=(reported is not None and reported.published)
+            or _advertised(plugin.name, (resource, id_), kubelet, states),
+            owner=reported.owner if reported is not None else "",
             held_by=held_by,
             held_since=tables.time_text(kubelet.since.get((resource, id_)) if held_by else None),
             state_since=tables.time_text(reported.since if reported is not None and reported.since else None),
             nodes=tuple(_access(device, root)) if device else (),
         )
+    for device_name, held_by in sorted(unknown.items()):
+        name = states.unit_names.get((plugin.namespace, device_name), "")
+        yield _claimed_row(plugin, device_name, held_by, states.units.get((plugin.name, name)))
 
 
-def _claimed_units(kubelet: _Kubelet, driver: str, units: Units) -> Mapping[str, Sequence[str]]:
-    """The containers that have units by claims of a driver, by unit ID."""
-    devices = claimed_devices(kubelet.claim_holders, driver, {unit.id: unit for unit in units.values()}.values())
-    return _group_by_key(
-        (unit.id, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
-        for one in kubelet.claim_holders
-        if (unit := devices.get((one.driver, one.pool, one.device))) is not None
+def _claimed_row(plugin: PluginStatus, device: str, held_by: Sequence[str], unit: ReportedUnit | None) -> DeviceRow:
+    """A device that a claim holds and the scan does not find: it was removed, or is bound to VFIO for the claim."""
+    return DeviceRow(
+        plugin=plugin.name,
+        resource=plugin.namespace,
+        id=device,
+        unit=unit.unit if unit is not None else "",
+        health=health_of(unit),
+        phase=unit.phase if unit is not None else None,
+        reason=unit.text if unit is not None else "",
+        unit_attributes={"pciAddress": unit.bdf} if unit is not None and unit.bdf else {},
+        present=unit is None or unit.reason != "gone",
+        advertised=unit.published if unit is not None else None,
+        owner=unit.owner if unit is not None else "",
+        held_by=held_by,
     )
+
+
+def _claimed_units(
+    kubelet: _Kubelet, driver: str, units: Units
+) -> tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]:
+    """The containers that have devices by claims of a driver: by unit ID, and by name of devices without a unit."""
+    devices = claimed_devices(kubelet.claim_holders, driver, {unit.id: unit for unit in units.values()}.values())
+    found: list[tuple[str, str]] = []
+    unknown: list[tuple[str, str]] = []
+    for one in kubelet.claim_holders:
+        holder = f"{one.namespace}/{one.pod}/{one.container} (DRA)"
+        if (unit := devices.get((one.driver, one.pool, one.device))) is not None:
+            found.append((unit.id, holder))
+        elif one.driver == driver:
+            unknown.append((one.device, holder))
+    return _group_by_key(found), _group_by_key(unknown)
 
 
 def _advertised(plugin: str, key: tuple[str, str], kubelet: _Kubelet, states: AgentStates) -> bool | None:
@@ -368,6 +400,7 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
         row.state_since or UNKNOWN,
         ", ".join(f"{node.path} {node.mode} group {node.gid}" for node in row.nodes) or UNKNOWN,
         row.model or UNKNOWN,
+        row.owner or UNKNOWN,
     )
 
 

@@ -31,7 +31,7 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan
 from accelplane.readings.use import Counters, Rates, Use, counters, rates, use_of
-from accelplane.report.inventory import ReportedUnit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 _RESCAN_INTERVAL = 30.0
 _SECOND_READING = 1.0
@@ -271,10 +271,13 @@ def _rows(
         planned.update(device.unit for device in devices)
         for unit in states.units.values():
             if unit.plugin == name and unit.unit not in planned:
-                holding = {
-                    (name, unit.unit): ["/".join((each.namespace, each.pod, each.container)) for each in unit.holders]
-                }
+                holding = {(name, unit.unit): [_holder_text(each) for each in unit.holders]}
                 yield _row(name, unit.unit, unit.bdf, (), holding, states=states, values=Use(), gone=unit)
+
+
+def _holder_text(holder: Holder) -> str:
+    container = "/".join((holder.namespace, holder.pod, holder.container))
+    return f"{container} (DRA)" if holder.via == "dra" else container
 
 
 def _other_rows(

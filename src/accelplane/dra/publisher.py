@@ -154,6 +154,16 @@ class SlicePublisher:
         return self._limit.units
 
     @property
+    def taints(self) -> Mapping[str, Sequence[str]]:
+        """The taints of units in the slices that were written last, as `key=value:effect`."""
+        devices = self._written.devices if self._written is not None else ()
+        return {
+            device.unit: [f"{taint.key}={taint.value}:{taint.effect}" for taint in device.taints]
+            for device in devices
+            if device.taints
+        }
+
+    @property
     def published(self) -> Collection[str] | None:
         """As `units`, None while a change of the pool is not written, and while it is not known whether one is.
 
@@ -163,8 +173,13 @@ class SlicePublisher:
 
     @property
     def problems(self) -> Sequence[str]:
-        """What prevents the publication now, or of parts: one line each."""
+        """What prevents the publication now, or of single devices: one line each."""
         return list(self._problems())
+
+    @property
+    def limitations(self) -> Sequence[str]:
+        """What is published in another way, because the API server does not preserve fields: one line each."""
+        return list(self._limitations())
 
     def set_pool(self, make: Callable[[Features], Pool]) -> None:
         """Publishes the result of `make`, which is called again whenever the features of the API server are others.
@@ -385,6 +400,10 @@ class SlicePublisher:
     def _problems(self) -> Iterator[str]:
         if self._error:
             yield self._error
+        for name, (_device, cause) in self._rejected.items():
+            yield f"device {name} is not published: {cause}"
+
+    def _limitations(self) -> Iterator[str]:
         wanted = {
             "taints": any(device.taints for device in self._ideal.devices),
             "counters": bool(self._ideal.counter_sets),
@@ -393,8 +412,6 @@ class SlicePublisher:
         for name, consequence in _CONSEQUENCES.items():
             if wanted[name] and getattr(self._features, name) is False:
                 yield f"the API server does not preserve {consequence}; enable the feature gate {GATES[name]}"
-        for name, (_device, cause) in self._rejected.items():
-            yield f"device {name} is not published: {cause}"
 
     def _fail(self, error: ApiError) -> None:
         self._error = str(error)
@@ -403,7 +420,7 @@ class SlicePublisher:
             self._on_event("SlicesNotWritten", self._error)
 
     def _log_problems(self) -> None:
-        found = list(self._problems())
+        found = [*self._limitations(), *self._problems()]
         for problem in found:
             if problem not in self._logged:
                 log.warning("slices of %s: %s", self._driver, problem)

@@ -111,6 +111,7 @@ class DraUnit(Struct, frozen=True, kw_only=True):
 
     `owner` is plugin, dra, or none while the unit changes its owner. `devices` are the names of devices in claims,
     `claims` those that have it, as `namespace/name`. `held` of its `shares` belong to claims without admin access.
+    `taints` are those in the ResourceSlices, as `key=value:effect`.
     """
 
     unit: str
@@ -118,6 +119,7 @@ class DraUnit(Struct, frozen=True, kw_only=True):
     state: str = "healthy"
     text: str = ""
     published: bool = False
+    taints: Sequence[str] = ()
     devices: Sequence[str] = ()
     claims: Sequence[str] = ()
     shares: int = 1
@@ -132,8 +134,8 @@ class DraUnit(Struct, frozen=True, kw_only=True):
 class DraStatus(Struct, frozen=True, kw_only=True):
     """The DRA driver of a plugin, or why it has none. `units` is keyed by the ID of the unit.
 
-    `stage` is one of waiting, serving, registered and stopped. `publishing`: this process writes the slices. `events`
-    are the last ones. The numbers count claims since the start.
+    `stage` is one of waiting, serving, registered and stopped. `publishing`: this process writes the slices.
+    `limitations` are what the API server lacks. `events` are the last ones. The numbers count claims since the start.
     """
 
     driver: str = ""
@@ -141,6 +143,7 @@ class DraStatus(Struct, frozen=True, kw_only=True):
     stage: str = "waiting"
     publishing: bool = False
     problems: Sequence[str] = ()
+    limitations: Sequence[str] = ()
     events: Sequence[str] = ()
     prepares: int = 0
     prepare_failures: int = 0

@@ -14,6 +14,7 @@ from msgspec import Struct, UnsetType
 from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
+from accelplane.host.pci import pci_address
 from accelplane.node.advertised import DEPARTED
 from accelplane.node.status import (
     DraStatus,
@@ -54,6 +55,9 @@ from accelplane.report.limits import (
 # The number of history entries of each unit: fewer if the answer would be too large.
 _HISTORIES = (32, 8, 1, 0)
 
+# States of units for DRA that the health of the plugin does not have.
+_DRA_STATES = ("unbound", "gone", "cleanup")
+
 Source = Literal["podresources", "checkpoint", "none"]
 Plans = Mapping[str, Sequence[DevicePlan]]
 # By plugin and unit the Unix time since which the unit, which a container holds, has not been used.
@@ -84,9 +88,12 @@ def inventory_plugins(facts: Facts) -> list[PluginInventory]:
         dra = facts.status.dra.get(plugin.name)
         claimable = _claimable_units(dra)
         units: list[ReportedUnit] = []
-        for name, devices in list(_units(plugin).items())[:room]:
+        listed = _units(plugin)
+        offered = {each.unit: (id_, each) for id_, each in dra.units.items()} if dra is not None else {}
+        unlisted = [name for name, (_, each) in offered.items() if each.claims and name not in listed]
+        for name in [*listed, *unlisted][:room]:
             key = (plugin.name, name)
-            unit = _unit(key, devices, plugin.health.get(name), places.get(key))
+            unit = _unit(key, listed.get(name, ()), plugin.health.get(name), places.get(key), offered.get(name))
             if dra is not None and name in claimable:
                 unit.ids[_name(dra.driver)] = sum(each.shares for each in claimable[name])
             idle_since = facts.idle_since.get(key, 0.0)
@@ -177,24 +184,33 @@ def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:
 
 
 def _unit(
-    key: tuple[str, str], devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
+    key: tuple[str, str],
+    devices: Sequence[tuple[str, Device]],
+    health: UnitHealth | None,
+    plan: DevicePlan | None,
+    dra: tuple[str, DraUnit] | None,
 ) -> ReportedUnit:
     """The unit without its holders, with its complete history."""
     phase, reason, text = _phase(health, [device for _, device in devices])
+    id_, offered = dra or ("", DraUnit(unit="", owner=""))
+    if offered.state in _DRA_STATES:
+        phase, reason, text = Phase.UNHEALTHY.value, offered.state, offered.text
     changes = health.changes if health is not None else ()
     unknown = health.unknown if health is not None else ""
     return ReportedUnit(
         plugin=_name(key[0]),
         unit=_name(key[1]),
         device=_name(plan.device) if plan is not None else "",
-        bdf=_name(plan.bdf) if plan is not None else "",
+        bdf=_name(plan.bdf) if plan is not None else pci_address(id_.partition("-")[0]) or "",
         model=_name(plan.facts.get("model", "")) if plan is not None else "",
-        numa=_numa(devices[0][1]),
+        numa=_numa(devices[0][1]) if devices else None,
         phase=phase,
         known=not unknown,
         reason=reason,
         text=_text(text or unknown),
         since=changes[-1].time if changes and changes[-1].phase.value == phase else 0.0,
+        owner=_name(offered.owner),
+        published=offered.published,
         ids=dict(Counter(_name(resource) for resource, _device in devices if resource)),
         history=tuple(
             Change(each.time, each.phase.value, "" if each.phase is Phase.HEALTHY else each.cause, _text(each.reason))

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from accelplane import jsontext
 from accelplane.devices import plain
@@ -289,6 +289,10 @@ def status_report(status: NodeStatus) -> dict[str, object]:
                 "problems": plugin.problems,
             }
             for name, plugin in status.plugins.items()
+        },
+        "dra": {
+            name: {field.replace("_", "-"): value for field, value in structs.asdict(driver).items()}
+            for name, driver in status.dra.items()
         },
     }
 

@@ -54,7 +54,8 @@ class ReportedUnit(Struct, frozen=True, gc=False):
     """A physical device or a part of it. `ids` has the number of IDs by resource.
 
     `known` is false while the source of the health does not answer. If a healthy unit has a `reason`, it is a warning;
-    `text` describes it.
+    `text` describes it. `owner` is plugin, dra, or none while the unit changes its owner; empty where DRA is not used.
+    `published`: a ResourceSlice has the unit. A unit that a claim holds is listed also if the scan does not find it.
     """
 
     plugin: Name
@@ -69,6 +70,8 @@ class ReportedUnit(Struct, frozen=True, gc=False):
     text: Text = ""
     since: Time = 0.0
     idle_since: Time = 0.0
+    owner: Name = ""
+    published: bool = False
     ids: Annotated[dict[Name, Count], Meta(max_length=MAX_RESOURCES)] = {}
     holders: Annotated[tuple[Holder, ...], Meta(max_length=MAX_UNIT_HOLDERS)] = ()
     history: Annotated[tuple[Change, ...], Meta(max_length=MAX_HISTORY)] = ()

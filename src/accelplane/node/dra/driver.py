@@ -169,6 +169,7 @@ class Driver:
     def status(self) -> DraStatus:
         service, offers = self._service.status, self._units.units()
         prepared, held, published = self.prepared(), self._preparer.held_devices(), self._publisher.units
+        taints = self._publisher.taints
         devices: dict[str, list[str]] = {}
         for device, name in self._names().items():
             devices.setdefault(name.unit, []).append(device)
@@ -180,6 +181,7 @@ class Driver:
             stage=service.stage,
             publishing=service.publishing,
             problems=tuple(filter(None, problems)),
+            limitations=tuple(self._publisher.limitations),
             events=tuple(self._events),
             prepares=self._service.counters.prepared,
             prepare_failures=self._service.counters.prepare_failures,
@@ -192,6 +194,7 @@ class Driver:
                     state=offers[id_].state if id_ in offers else "gone",
                     text=offers[id_].text if id_ in offers else "",
                     published=id_ in published,
+                    taints=taints.get(id_, ()),
                     devices=devices.get(id_, ()),
                     claims=prepared.get(id_, ()),
                     shares=shares,
