@@ -66,9 +66,10 @@ async def test_a_claim_gets_its_device_and_the_next_pod_gets_it_afterwards(node:
 async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> None:
     async with node.agent_running() as agent:
         first, _second = await node.until_registered()
-        await node.run_pod("a", node.allocate(first, "a"))
         observer = Observer(agent)
         try:
+            await observer.inventory()  # the holders that it reads can be used for 10 s
+            await node.run_pod("a", node.allocate(first, "a"))
             inventory = msgspec.json.decode((await observer.inventory()).body, type=NodeInventory)
             page = MetricsPage().render(agent.status(), await observer.contents()).decode()
         finally:

@@ -113,8 +113,9 @@ class Agent:
         )
 
     def allocations(self) -> int:
-        """The number of Allocate calls that the kubelet has sent."""
-        return sum(runner.allocations for runner in self.runners.values())
+        """The number of Allocate calls that the kubelet has sent, and of claims that were prepared or unprepared."""
+        claims = self.dra.prepared_or_unprepared() if self.dra is not None else 0
+        return claims + sum(runner.allocations for runner in self.runners.values())
 
     def allocated_at(self, resource: str, ids: Iterable[str]) -> float | None:
         """The Unix time of the last Allocate call for IDs of a qualified resource, None if it is not known."""

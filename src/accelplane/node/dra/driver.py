@@ -166,6 +166,11 @@ class Driver:
         """Whether no claim is prepared and no unit published."""
         return not self.prepared() and self.published() == frozenset()
 
+    @property
+    def prepared_or_unprepared(self) -> int:
+        """The number of claims for which this driver has changed what containers have."""
+        return self._service.counters.prepared + self._service.counters.unprepared
+
     def status(self) -> DraStatus:
         service, offers = self._service.status, self._units.units()
         prepared, held, published = self.prepared(), self._preparer.held_devices(), self._publisher.units

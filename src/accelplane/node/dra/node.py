@@ -107,6 +107,10 @@ class NodeDra:
     def status(self) -> Mapping[str, DraStatus]:
         return {name: family.status() for name, family in self.families.items()}
 
+    def prepared_or_unprepared(self) -> int:
+        """The number of claims for which the drivers have changed what containers have."""
+        return sum(family.prepared_or_unprepared for family in self.families.values())
+
     async def stop(self) -> None:
         """Ends the drivers when the kubelet's calls in progress have ended. They do not start again."""
         await asyncio.gather(*(family.stop() for family in self.families.values()))
@@ -196,6 +200,10 @@ class Family:
             return self._driver.status()
         problems = (self._problem, self.units.problem, self.units.other_plugin.problem)
         return DraStatus(problems=tuple(filter(None, problems)))
+
+    @property
+    def prepared_or_unprepared(self) -> int:
+        return self._driver.prepared_or_unprepared if self._driver is not None else 0
 
     def _update_driver(self) -> None:
         """Starts the driver when it is needed, and ends it when nothing is left of it."""
