@@ -15,6 +15,7 @@ from draclaims import World, devices_of, error_of, kill
 from preparedclaims import gpu_world, prepare, refusal
 from waiting import until
 
+from accelplane.apiserver import NotFound
 from accelplane.devices import Allocation
 from accelplane.dra import durable
 from accelplane.dra.boot import MARKER, boot_identity
@@ -283,3 +284,22 @@ async def test_lock_of_the_cdi_directory_by_another_program_does_not_block(tmp_p
     assert boot_identity(str(tmp_path), "") == identity
     assert boot_identity(str(tmp_path), "next") != identity
     assert (tmp_path / MARKER).stat().st_mode & 0o777 == 0o600
+
+
+async def test_claims_do_not_count_as_gone_while_the_api_is_not_served(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while an API server starts with another configuration."""
+    preparer = await world.start()
+    await prepare(preparer, world.claim("a1", world.device()))
+    await preparer.close()
+
+    async def get(path: str, _kind: Any, **_options: Any) -> Any:
+        raise NotFound(f"GET {path}", code=404)
+
+    monkeypatch.setattr(world.api, "get", get)
+    preparer = await world.start()
+    await until(lambda: not preparer._cleanup.running)
+
+    assert list(world.journal()) == ["a1"]
+    assert "does not serve the API" in await refusal(preparer, world.claim("b2", world.device(1)))

@@ -9,7 +9,7 @@ from preparedclaims import gpu_world, prepare, refusal
 from waiting import until
 
 from accelplane.dra import durable
-from accelplane.dra.model import ClaimRef, DeviceName
+from accelplane.dra.model import ClaimError, ClaimRef, DeviceName
 from accelplane.kubelet.podresources import ClaimHolder
 
 pytestmark = pytest.mark.memory
@@ -139,13 +139,24 @@ async def test_unit_that_dra_cannot_hand_out_is_refused(world: World, offer: dic
     assert world.leftovers() == []
 
 
-async def test_toleration_allows_a_unit_that_is_not_healthy(world: World) -> None:
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "gpu.intel.com/health", "operator": "Exists"}, True),
+        ({"key": "gpu.intel.com/health", "operator": "Equal", "value": "wedged"}, True),
+        ({"key": "gpu.intel.com/health", "operator": "Equal", "value": "temperature"}, False),
+        ({"key": "gpu.intel.com/gone", "operator": "Exists"}, False),
+    ],
+)
+async def test_toleration_allows_a_unit_that_is_not_healthy(
+    world: World, toleration: dict[str, str], tolerated: bool
+) -> None:
     preparer = await world.start()
-    world.change_offer("0000:03:00.0", state="sick", text="wedged")
-    tolerations = [{"key": "gpu.intel.com/health", "operator": "Exists"}]
-    world.api.add(ref("a1"), [world.result(world.device(), tolerations=tolerations)])
+    world.change_offer("0000:03:00.0", state="sick", reason="wedged", text="is wedged")
+    world.api.add(ref("a1"), [world.result(world.device(), tolerations=[toleration])])
 
-    await prepare(preparer, ref("a1"))
+    assert isinstance((await preparer.prepare([ref("a1")]))["a1"], ClaimError) is not tolerated
 
 
 async def test_device_without_its_nodes_is_refused(world: World) -> None:

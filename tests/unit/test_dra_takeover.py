@@ -1,6 +1,8 @@
 """Claims that Intel's driver has prepared are taken over: names stay defined, devices stay held, claims end."""
 
+import errno
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from draclaims import World, devices_of, error_of, ref
 from trees import gpu_card, write
 
+from accelplane.dra import durable
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.takeover import TakeoverError, parse
 from accelplane.plugins.gpu import GpuPlugin
@@ -52,6 +55,23 @@ async def start(world: World, content: Any) -> Preparer:
     preparer = await world.start(take_over=True)
     await preparer.unprepare([ref("other")])  # the first call
     return preparer
+
+
+async def test_takeover_that_fails_is_repeated_and_no_claim_ends_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(world.directory / "preparedClaims.json", json.dumps(unversioned({"a1": [device()]})))
+    preparer = await world.start(take_over=True)
+
+    def full(path: str, _data: bytes, _mode: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write", full)
+        assert "not taken over" in error_of((await preparer.unprepare([ref("a1")]))["a1"])
+
+    assert await preparer.unprepare([ref("other")]) == {"other": None}
+    assert list(world.journal()) == ["a1"]
 
 
 @pytest.mark.parametrize("form", [unversioned, checkpoint])

@@ -159,7 +159,7 @@ def _is_published(offer: Offer, features: Features, *, held: bool) -> bool:
 
 
 def _taints(driver: str, offer: Offer, evict: Evict) -> Sequence[Taint]:
-    value = _label_value(offer.reason)
+    value = label_value(offer.reason)
     sick: Effect = "NoExecute" if evict == "sick" else "NoSchedule"
     match offer.state:
         case "healthy":
@@ -289,7 +289,8 @@ def _integer(value: int, least: int = 0) -> int:
     return max(least, min(MAX_INTEGER, value))
 
 
-def _label_value(text: str) -> str:
+def label_value(text: str) -> str:
+    """The value of the taint for a reason."""
     return _NOT_IN_LABEL_VALUE.sub("-", text).strip("-_.")[:_MAX_LABEL_VALUE].rstrip("-_.")
 
 

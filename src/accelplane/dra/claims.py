@@ -26,6 +26,12 @@ _DEADLINE = 10.0
 class Toleration(Struct, frozen=True):
     key: str = ""
     operator: str = ""
+    value: str = ""
+
+    def tolerates(self, key: str, value: str) -> bool:
+        if self.operator == "Exists":
+            return self.key in ("", key)
+        return (self.key, self.value) == (key, value)
 
 
 class Result(Struct, frozen=True, rename="camel"):
@@ -43,9 +49,9 @@ class Result(Struct, frozen=True, rename="camel"):
     def main_request(self) -> str:
         return self.request.partition("/")[0]
 
-    def tolerates(self, key: str) -> bool:
-        """Whether the request tolerates taints with this key."""
-        return any(each.key == key or (not each.key and each.operator == "Exists") for each in self.tolerations or ())
+    def tolerates(self, key: str, value: str) -> bool:
+        """Whether the request tolerates a taint with this key and value."""
+        return any(each.tolerates(key, value) for each in self.tolerations or ())
 
 
 class Opaque(Struct, frozen=True):
@@ -170,7 +176,10 @@ class ClaimReader:
     async def path(self, ref: ClaimRef, subresource: str = "") -> str:
         """The path of a claim. Raises `ApiError`, or `ValueError` for an invalid name."""
         if not self._version:
-            self._version = await served_version(self._api)
+            try:
+                self._version = await served_version(self._api)
+            except NotFound:  # says nothing about the claim
+                raise ApiError(f"GET /apis/{GROUP}", "the API server does not serve the API; retrying") from None
         return resource_path(
             GROUP, self._version, "resourceclaims", namespace=ref.namespace, name=ref.name, subresource=subresource
         )

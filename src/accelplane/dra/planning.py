@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Unit
 from accelplane.dra import cdi
+from accelplane.dra.catalog import label_value
 from accelplane.dra.claims import Allocated, Claim, Result
 from accelplane.dra.configuration import KINDS, DeviceConfig, for_request, parsed
 from accelplane.dra.hardware import ClaimDevice, variables
@@ -191,7 +192,9 @@ def _check_offer(node: Node, result: Result, offer: Offer, *, vfio: bool) -> Non
         raise ClaimError(f"device {device} is still held by container {offer.containers[0]} of the device plugin")
     if offer.state == "cleanup" or (offer.state == "unbound" and not vfio):
         raise ClaimError(f"device {device} cannot be used, its state is {offer.state}: {reason}")
-    if offer.state in ("sick", "recovering") and not result.tolerates(f"{node.driver}/health"):
+    if offer.state in ("sick", "recovering") and not result.tolerates(
+        f"{node.driver}/health", label_value(offer.reason)
+    ):
         raise ClaimError(f"device {device} is not healthy: {reason}")
 
 

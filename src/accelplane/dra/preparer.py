@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from accelplane.apiserver import ApiServer
 from accelplane.devices import Unit
 from accelplane.dra import cdi, hardware, planning, takeover, vfio
+from accelplane.dra.adoption import Adoption, ForeignClaims
 from accelplane.dra.boot import boot_of
 from accelplane.dra.claims import Claim, ClaimReader
 from accelplane.dra.claimtasks import EXPECTED, ClaimTasks, Devices, claim_error, claim_lock, log_failure
@@ -87,8 +88,7 @@ class Preparer:
         self._unused = UnusedClaims(self._claims, holders, orphan_delay)
         self._store = ClaimStore(driver, directory, cdi_dir, groups=cdi_groups)
         self._closing: asyncio.Task[None] | None = None
-        self._take_over_wanted = take_over
-        self._taking_over: asyncio.Task[None] | None = None
+        self._adoption = Adoption(self._store, self._adopt if take_over else None, on_event)
         self._changed = Notifier()
         self._tasks = ClaimTasks(time_limit, self._changed.notify_all)
         self._cleanup = Cleanup(self._tasks, self._store, self._unused, retry_delay)
@@ -99,11 +99,13 @@ class Preparer:
     # The protocol `ClaimPreparer`.
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Sequence[PreparedDevice] | ClaimError]:
-        await self._take_over_once()
+        if (problem := await self._adoption.problem()) is not None:
+            return {claim.uid: problem for claim in claims}
         return await self._tasks.answers("prepare", claims, self._prepare)
 
     async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, ClaimError | None]:
-        await self._take_over_once()
+        if (problem := await self._adoption.problem()) is not None:
+            return {claim.uid: problem for claim in claims}
         answers = await self._tasks.answers("unprepare", claims, self._unprepare)
         return {uid: answer if isinstance(answer, ClaimError) else None for uid, answer in answers.items()}
 
@@ -160,29 +162,12 @@ class Preparer:
             self._cleanup.remove_unused(self._finish_orphan)
         self._changed.notify_all()
 
-    async def _take_over_once(self) -> None:
-        """Waits until the claims of another driver are adopted. A cancelled call does not cancel that."""
-        if self._take_over_wanted:
-            if self._taking_over is None:
-                self._taking_over = asyncio.create_task(self._take_over())
-            await asyncio.shield(self._taking_over)
-
-    async def _take_over(self) -> None:
-        """Adopts the claims that a driver of Intel has prepared in the same directory."""
-        try:
-            found = await in_thread(self._store.foreign_claims)
-            if not found:
-                return
-            entries = takeover.entries(found, self._names(), self._store.boot)
-            units = {holding.unit for entry in entries for holding in entry.devices} & self._offers.units().keys()
-            edits = {unit: await self._inherited_edits(unit) for unit in units}
-            await in_thread(lambda: self._store.take_over(entries, edits))
-        except (*EXPECTED, takeover.TakeoverError) as error:
-            log.error("claims of another driver are not taken over: %s", error)
-            self._on_event("ClaimTakeoverFailed", f"claims of another driver are not taken over: {claim_error(error)}")
-        else:
-            log.info("%d claims of another driver were taken over", len(entries))
-            self._changed.notify_all()
+    async def _adopt(self, found: ForeignClaims) -> None:
+        entries = takeover.entries(found, self._names(), self._store.boot)
+        units = {holding.unit for entry in entries for holding in entry.devices} & self._offers.units().keys()
+        edits = {unit: await self._inherited_edits(unit) for unit in units}
+        await in_thread(lambda: self._store.take_over(entries, edits))
+        self._changed.notify_all()
 
     async def _inherited_edits(self, unit: str) -> cdi.Edits:
         """What the CDI names of another driver mean for the unit, empty if it cannot be used now."""
@@ -212,6 +197,7 @@ class Preparer:
     async def _close_when_idle(self) -> None:
         """Until then other instances find that this one is alive, and do not touch its claims."""
         await self._tasks.idle()
+        await self._adoption.idle()
         await in_thread(self._store.close)
 
     async def _read(self, uid: str) -> Entry | None:
