@@ -1,20 +1,11 @@
-"""The slices of one driver and node in the API server, kept by a watch and by the responses to writes."""
+"""The slices of one driver and node in the API server, kept by `SliceWatches` and by the responses to writes."""
 
-import contextlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from accelplane.apiserver import ApiError, ApiServer, DecodeError, WatchIdleTimeout
-from accelplane.apiserver.clock import loop_time
+from accelplane.apiserver import ApiServer, DecodeError
 from accelplane.dra.resourceslice import ResourceSlice, from_api
-
-# Bookmarks come each minute.
-_IDLE = 180.0
-# As client-go: watches of many nodes do not end at the same time.
-_MIN_DURATION, _MAX_DURATION = 300.0, 600.0
-_SHORTEST = 1.0  # as client-go: a shorter watch without events is an error
 
 
 class ObservedSlices:
@@ -24,46 +15,36 @@ class ObservedSlices:
     """
 
     def __init__(self, api: ApiServer, path: str, node: str, driver: str, changed: Callable[[], None]) -> None:
+        self.path = path
+        self.driver = driver
         self._api = api
-        self._path = path
         self._query = {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}
         self._changed = changed
-        self._version = ""
         self._deleted: set[str] = set()  # UIDs
+        self._events: list[tuple[str, ResourceSlice]] | None = []  # those that arrive during a list
         self.present: Mapping[str, ResourceSlice] = {}
         self.generation = 0
 
-    async def list(self) -> None:
-        """Reads all slices. Raises `ApiError`."""
+    async def list(self) -> str:
+        """Reads all slices; returns the resource version. Raises `ApiError`."""
         found: list[ResourceSlice] = []
 
         def consume(items: Sequence[msgspec.Raw]) -> None:
-            found.extend(from_api(_decode(item, self._path)) for item in items)
+            found.extend(from_api(_decode(item, self.path)) for item in items)
 
-        self._version = await self._api.list(self._path, consume, query=self._query)
-        self._deleted.clear()
-        self.present = {}
-        for each in found:
-            self.record(each)
-
-    async def watch(self) -> None:
-        """Follows changes after `list`. Never returns. Raises `ApiError`, `Gone` if `list` has to be repeated."""
-        query = {**self._query, "allowWatchBookmarks": "true"}
-        while True:
-            # Not for cryptography.
-            duration = random.uniform(_MIN_DURATION, _MAX_DURATION)  # noqa: S311
-            watch = self._api.watch(
-                self._path, ResourceSlice, resource_version=self._version, query=query, duration=duration, idle=_IDLE
-            )
-            began, count = loop_time(), 0
-            with contextlib.suppress(WatchIdleTimeout):
-                async with contextlib.aclosing(watch) as events:
-                    async for event in events:
-                        count += 1
-                        self._version = event.object.metadata.resource_version or self._version
-                        self._observe(event.type, from_api(event.object))
-            if not count and loop_time() - began < _SHORTEST:
-                raise ApiError(f"WATCH {self._path}", "ended at once and without events; retrying with backoff")
+        if self._events is None:
+            self._events = []
+        try:
+            version = await self._api.list(self.path, consume, query=self._query)
+            self._deleted.clear()
+            self.present = {}
+            for each in found:
+                self.record(each)
+        finally:
+            events, self._events = self._events, None
+            for kind, changed in events or ():
+                self.observe(kind, changed)
+        return version
 
     def record(self, written: ResourceSlice) -> None:
         """Records a slice that was read, or the response to a write."""
@@ -75,10 +56,13 @@ class ObservedSlices:
         self._deleted.add(deleted.metadata.uid)
         self.present = {name: each for name, each in self.present.items() if name != deleted.metadata.name}
 
-    def _observe(self, kind: str, changed: ResourceSlice) -> None:
-        """Events may be older than the responses to writes."""
+    def observe(self, kind: str, changed: ResourceSlice) -> None:
+        """Records an event of the watch, which may be older than the list or the response to a write."""
+        if self._events is not None:
+            self._events.append((kind, changed))
+            return
         name, known = changed.metadata.name, self.present.get(changed.metadata.name)
-        if kind == "BOOKMARK" or changed.metadata.uid in self._deleted or (known and not _is_newer(changed, known)):
+        if changed.metadata.uid in self._deleted or (known and not _is_newer(changed, known)):
             return
         if kind == "DELETED":
             self._deleted.add(changed.metadata.uid)

@@ -37,6 +37,7 @@ from accelplane.dra.observedslices import ObservedSlices
 from accelplane.dra.probe import GATES, Server
 from accelplane.dra.resourceslice import OwnerReference, ResourceSlice, from_api, to_api
 from accelplane.dra.slices import Plan, Target, plan
+from accelplane.dra.slicewatch import SliceWatches
 from accelplane.dra.validation import problems as violated_rules
 
 log = logging.getLogger(__name__)
@@ -100,8 +101,8 @@ class _Node(Struct):
 class SlicePublisher:
     """The slices of `driver` on `node`. All calls come from the event loop.
 
-    The publishers of a node share `pace`. `always` publishes an empty slice for a driver without units. `on_event`
-    gets the reason and the text of events.
+    The publishers of a node share `pace` and `watches`. `always` publishes an empty slice for a driver without units.
+    `on_event` gets the reason and the text of events.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class SlicePublisher:
         driver: str,
         *,
         pace: Pace | None = None,
+        watches: SliceWatches | None = None,
         always: bool = False,
         on_event: Callable[[Reason, str], None] = lambda _reason, _text: None,
         changed: Callable[[], None] = lambda: None,
@@ -120,6 +122,7 @@ class SlicePublisher:
         self._node = node
         self._driver = driver
         self._pace = pace or Pace()
+        self._watches = watches or SliceWatches(api, node)
         self._keep_empty = always
         self._on_event = on_event
         self._changed = changed
@@ -222,9 +225,7 @@ class SlicePublisher:
         """Publishes until the watch ends. Raises `ApiError`."""
         self._adopt(await probe.discover(self._api, self._node, self._driver))
         observed = ObservedSlices(self._api, self._path, self._node, self._driver, self._wake.set)
-        await observed.list()
-        watch = asyncio.create_task(observed.watch())
-        try:
+        async with self._watches.following(observed) as watch:
             while not watch.done():
                 self._wake.clear()
                 delay = await self._attempt(observed)
@@ -232,10 +233,6 @@ class SlicePublisher:
                 await asyncio.wait((watch, wake), timeout=delay, return_when=asyncio.FIRST_COMPLETED)
                 wake.cancel()
             await watch
-        finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ApiError):
-                await watch
 
     @property
     def _path(self) -> str:

@@ -16,6 +16,7 @@ from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, P
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.publisher import Pace, SlicePublisher
 from accelplane.dra.service import DriverService
+from accelplane.dra.slicewatch import SliceWatches
 from accelplane.host import Host
 from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.podresources import NodeHolders, PodResources
@@ -50,6 +51,7 @@ class Driver:
         units: FamilyUnits,
         access: NodeAccess,
         pace: Pace,
+        watches: SliceWatches,
         *,
         events: EventWriter,
         watcher: Watcher,
@@ -71,6 +73,7 @@ class Driver:
             access.node,
             name,
             pace=pace,
+            watches=watches,
             always=units.is_named,
             on_event=self._record_event,
             changed=self._slices_changed,

@@ -8,6 +8,7 @@ from functools import partial
 from accelplane.apiserver import ApiError, ApiServer, load_config
 from accelplane.dra.events import EventWriter, Reason
 from accelplane.dra.publisher import Pace
+from accelplane.dra.slicewatch import SliceWatches
 from accelplane.host.isolation import BlockedDevices
 from accelplane.kubelet.notifier import Notifier
 from accelplane.node.allocations import AllocationReader
@@ -62,6 +63,7 @@ class NodeDra:
         self._make_access = access
         self._access: NodeAccess | None = None
         self._events: EventWriter | None = None
+        self._watches: SliceWatches | None = None
         self._pace = Pace()
 
     def check(self, settings: Settings, names: Iterable[str]) -> None:
@@ -72,6 +74,7 @@ class NodeDra:
         try:
             self._access = self._make_access()
             self._events = EventWriter(self._access.api, self._access.node)
+            self._watches = SliceWatches(self._access.api, self._access.node)
         except ConfigurationError as error:
             if "dra" in apis.devices.values() or any(apis.of_family(name) == "dra" for name in names):
                 raise
@@ -127,13 +130,14 @@ class NodeDra:
 
     def _driver(self, units: FamilyUnits) -> Driver | None:
         runner = self._runners.get(units.name)
-        if self._access is None or self._events is None or runner is None:
+        if self._access is None or self._events is None or self._watches is None or runner is None:
             return None
         return Driver(
             runner.context.plugin.namespace,
             units,
             self._access,
             self._pace,
+            self._watches,
             events=self._events,
             watcher=self._watcher,
             changed=self._changes,
