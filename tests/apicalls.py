@@ -97,6 +97,8 @@ DRA = (
 GPU_MANAGER = calls("", "serviceaccounts", "create delete get") | calls(
     "rbac.authorization.k8s.io", "clusterrolebindings", "create delete get"
 )
+# `operator.classcontroller`, with DRA only
+DEVICE_CLASSES = calls("resource.k8s.io", "deviceclasses", "create delete get list patch watch")
 # Checked by the API server when a binding is created.
 BIND = calls("rbac.authorization.k8s.io", "clusterroles", "bind")
 OPERATOR = (
@@ -105,7 +107,7 @@ OPERATOR = (
     | calls("apps", "daemonsets", "create delete get list patch watch")
     | calls("", "nodes", "list watch")  # `operator.overlap`
     | calls("", "configmaps", "list watch")  # configurations that restart plugin pods
-    | GPU_MANAGER | FPGA_NAMES | LEADER | EVENTS | REVIEWS
+    | DEVICE_CLASSES | GPU_MANAGER | FPGA_NAMES | LEADER | EVENTS | REVIEWS
 )  # fmt: skip
 # Checked by the API server for requests that the program makes for other objects.
 OPERATOR_IMPLIED = BIND | calls(

@@ -15,6 +15,7 @@ from manifests import own_image
 from accelplane.operator import models
 from accelplane.operator.settings import PLACEHOLDER
 
+from .build import kubernetes_minor
 from .installation import CRD, Installation, Object, Operator
 from .machine import wait_until
 
@@ -289,3 +290,45 @@ def test_missing_fields_get_their_defaults(installation: Installation, operator:
         installation.wait_reconciled(family, "bare")
         installation.delete(family, "bare")
     wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "only DaemonSets of the samples", 60)
+
+
+CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+INTERFACE, AFU = "69528db6eb31577a8c3668f9faa081f6", "d8424dc4a4a3c413f89e433683f9040b"
+
+
+def test_names_of_fpgas_have_device_classes_while_the_resource_is_for_claims(
+    installation: Installation, operator: Operator
+) -> None:
+    if kubernetes_minor() < 34:
+        pytest.skip("resource.k8s.io/v1 needs Kubernetes 1.34")
+    cluster, sample_name = installation.cluster, "fpgadeviceplugin-sample"
+    function = {"afuId": AFU, "interfaceId": INTERFACE, "mode": "af"}
+    mappings = {("AcceleratorFunction", "f"): function, ("FpgaRegion", "r"): {"interfaceId": INTERFACE}}
+    for (kind, name), spec in mappings.items():
+        metadata = {"name": name, "namespace": "default"}
+        cluster.apply({"apiVersion": "fpga.intel.com/v2", "kind": kind, "metadata": metadata, "spec": spec})
+    function_class = f"{CLASSES}/af-{INTERFACE}-{AFU}.fpga.intel.com"
+    region_class = f"{CLASSES}/region-{INTERFACE}.fpga.intel.com"
+    foreign = {"metadata": {"name": region_class.rpartition("/")[2]}, "spec": {}}
+    status, answer = cluster.request("POST", CLASSES, foreign)
+    assert status == 201, answer
+
+    installation.edit("fpga", sample_name, dra={})
+    try:
+        wait_until(lambda: cluster.get(function_class) is not None, "the class of the function")
+        installation.wait_condition(
+            "fpga", sample_name, "DeviceClassConflict", holds=True, words="without a controller"
+        )
+        found = cluster.get(function_class) or {}
+        # On 1.34 and 1.35 the gate DRAExtendedResource is off, and the API server drops the name.
+        if kubernetes_minor() >= 36:
+            assert found["spec"]["extendedResourceName"].startswith("fpga.intel.com/af-695.d84.")
+        assert INTERFACE in found["spec"]["selectors"][0]["cel"]["expression"]
+        cluster.kubectl("delete", "deviceclass", foreign["metadata"]["name"])
+        wait_until(lambda: "ownerReferences" in str(cluster.get(region_class)), "the class of the region")
+        cluster.kubectl("delete", "acceleratorfunction", "f")
+        wait_until(lambda: cluster.get(function_class) is None, "the deletion of the class of the function")
+    finally:
+        installation.edit("fpga", sample_name, dra=None)
+    wait_until(lambda: cluster.get(region_class) is None, "the deletion of the other class")
+    cluster.kubectl("delete", "fpgaregion", "r")

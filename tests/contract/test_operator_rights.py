@@ -81,6 +81,8 @@ def old_resources() -> list[Object]:
         each["spec"].pop("initImage", None)
     gpu = next(each for each in found if each["kind"] == "GpuDevicePlugin")
     gpu["spec"] |= {"resourceManager": True, "sharedDevNum": 2}
+    fpga = next(each for each in found if each["kind"] == "FpgaDevicePlugin")
+    fpga["spec"]["dra"] = {}
     qat = next(each for each in found if each["kind"] == "QatDevicePlugin")
     qat["spec"] |= {"provisioningConfig": "functions", "initImage": "intel/intel-qat-initcontainer:0.31.1"}
     return found
@@ -115,16 +117,21 @@ async def test_the_operator_makes_the_calls_that_its_role_grants_and_no_others(a
         f"-certificate-secret={SECRET}",
         *addresses,
         DEVICEPLUGIN_NAMESPACE=NAMESPACE,
+        DRA_ROLE="dra-role",
+        DRA_STATUS_ROLE="dra-status-role",
     )
     await until(lambda: len(api.all("daemonsets")) == len(models.KINDS) and all(bundles(api)), 60)
     drift(api, api.all("daemonsets")[0])
     await until(lambda: api.count("PATCH .*/daemonsets/") > 0, 60)
+    await until(lambda: len(api.all("deviceclasses")) == 2, 60)
+    api.put("deviceclasses", copy.deepcopy(api.all("deviceclasses")[0]) | {"spec": {"selectors": []}})
+    await until(lambda: api.count("PATCH .*/deviceclasses/") > 0, 60)
     api.put("secrets", copy.deepcopy(api.get("secrets", SECRET, NAMESPACE) or {}) | {"data": {}})
     await until(lambda: bool((api.get("secrets", SECRET, NAMESPACE) or {})["data"]), 60)
     for family in models.KINDS:
         for each in list(api.all(f"{family}deviceplugins")):
             api.remove(f"{family}deviceplugins", each["metadata"]["name"])
-    await until(lambda: not api.all("daemonsets") and not api.all("serviceaccounts"), 60)
+    await until(lambda: not any(map(api.all, ("daemonsets", "serviceaccounts", "deviceclasses"))), 60)
     expected = OPERATOR | OWN_CERTIFICATE | SECRET_AGAIN | MUTATING | VALIDATING
     assert await process.terminate() == 0
     await read_metrics(

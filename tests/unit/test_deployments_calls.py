@@ -3,7 +3,19 @@
 from typing import Any
 
 import pytest
-from apicalls import ACCOUNTS, BIND, DRA, EVENTS, FPGA_NAMES, FPGA_NODE, GPU_MANAGER, REVIEWS, Call, calls
+from apicalls import (
+    ACCOUNTS,
+    BIND,
+    DEVICE_CLASSES,
+    DRA,
+    EVENTS,
+    FPGA_NAMES,
+    FPGA_NODE,
+    GPU_MANAGER,
+    REVIEWS,
+    Call,
+    calls,
+)
 from charts import template
 from deployrights import granted_rights, trees_with_bindings
 from manifests import DEPLOY, Object, render
@@ -49,7 +61,7 @@ def test_the_chart_of_the_operator_grants_the_calls_of_its_families(
 ) -> None:
     granted = calls_of(template("intel-device-plugins-operator", manager={"devices": devices}))
     assert granted == {
-        "controller-manager": ACCOUNTS["operator", "controller-manager"] - unneeded,
+        "controller-manager": ACCOUNTS["operator", "controller-manager"] - DEVICE_CLASSES - unneeded,
         "plugins": ACCOUNTS["operator", "plugins"],
     }
 

@@ -89,13 +89,14 @@ GPU_MANAGER = {
     "ClusterRole": "gpu-manager-role gpu-manager-binder-role",
     "ClusterRoleBinding": "gpu-manager-binder-rolebinding",
 }
+POLICIES = tuple(f"accelplane-dra-{what}-operator" for what in ("claims", "events", "slices"))
 DRA = {
     "Role": "dra-binder-role",
     "RoleBinding": "dra-binder-rolebinding",
-    "ClusterRole": "dra-role dra-status-role dra-binder-role",
-    "ClusterRoleBinding": "dra-binder-rolebinding",
-    "ValidatingAdmissionPolicy": "accelplane-dra-slices-operator accelplane-dra-claims-operator",
-    "ValidatingAdmissionPolicyBinding": "accelplane-dra-slices-operator accelplane-dra-claims-operator",
+    "ClusterRole": "dra-role dra-status-role dra-binder-role dra-classes-role",
+    "ClusterRoleBinding": "dra-binder-rolebinding dra-classes-rolebinding",
+    "ValidatingAdmissionPolicy": " ".join(POLICIES),
+    "ValidatingAdmissionPolicyBinding": " ".join(POLICIES),
 }
 OWN_CERTIFICATE: dict[str, str] = dict.fromkeys(
     ("Secret", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "own-certificate"

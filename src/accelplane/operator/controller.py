@@ -31,6 +31,7 @@ from accelplane.kube.status import apply_status
 from accelplane.kube.writebudget import WriteBudget
 from accelplane.operator import images, models, status
 from accelplane.operator.children import Children, OtherNamespace
+from accelplane.operator.classcontroller import DeviceClasses, FpgaClassController
 from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.daemonsets.dra import uses_dra
 from accelplane.operator.features import unsupported_fields
@@ -79,6 +80,7 @@ class PluginController:
         config_maps: NamedCaches[ConfigMap],
         foreign: NamedCaches[NamedDaemonSet],
         nodes: Nodes,
+        classes: DeviceClasses | None = None,
     ) -> None:
         self.family = family
         self._kind = KINDS[family]
@@ -96,6 +98,7 @@ class PluginController:
         self._daemonsets = manager.cache(DaemonSet, own_pods, transform=untrimmed)
         self._pods = manager.cache(Pod, own_pods, transform=place_only)
         self._nodes = nodes
+        self._classes = classes
         self._enqueues_all = False
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
         self._controller.for_object(self._resources, debounce=_DEBOUNCE).owns(
@@ -107,6 +110,8 @@ class PluginController:
         self._resources.subscribe(self._resource_changed)
         self._pods.subscribe(self._pod_changed)
         self._nodes.cache.subscribe(self._node_changed)
+        if classes is not None:
+            classes.subscribe(self._enqueue_all_soon)
         if self._shared:
             # The last resource may have been deleted while no operator ran.
             self._controller.starts_with(_NONE)
@@ -211,6 +216,8 @@ class PluginController:
         observed = self._observation(upgraded, current, key, failure, action)
         if failure is not None:
             self._events.record(resource, "Warning", observed.failure_reason, observed.failure)
+        if new_conflict := status.new_class_conflict(plugin, observed):
+            self._events.record(resource, "Warning", status.DEVICE_CLASS_CONFLICT, new_conflict)
         await self._update_status(resource, plugin, msgspec.structs.replace(observed, config_missing=missing))
         if isinstance(failure, _UNWATCHED):
             log.warning("%s %s: %s", plugin.kind, plugin.name, failure)
@@ -238,6 +245,7 @@ class PluginController:
             failure_reason=type(failure).__name__ if is_conflict else "WriteRejected",
             conflicts=(*self._children.backoff.conflicts(key), *upgraded.conflicts),
             outdated=action == "postponed",
+            class_conflicts=self._classes.conflicts(self.family) if self._classes and uses_dra(plugin) else None,
         )
 
     async def _report_conflict(self, request: Request, name: str, failure: Exception | None) -> None:
@@ -363,9 +371,12 @@ def controllers(
     manager.add_runnable(config_maps.run)
     manager.add_runnable(foreign.run)
     nodes = Nodes(manager, timeout=wait, required=requires_nodes)
+    classes = DeviceClasses(manager) if settings.dra_role else None
+    if classes is not None and "fpga" in families:
+        FpgaClassController(manager, settings, classes)
     for family in families:
         controllers_by_family[family] = PluginController(
-            manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes
+            manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes, classes=classes
         )
     return controllers_by_family
 

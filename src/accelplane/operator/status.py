@@ -20,7 +20,7 @@ While pods of an older revision run, Available keeps its status, which they dete
 So `kubectl wait --for=condition=Available` after an edit returns when the new pods are ready.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +39,8 @@ PROVISIONING_CONFIG_MISSING = "ProvisioningConfigMissing"
 NODE_OVERLAP = "NodeOverlap"
 ORIGINAL_IMAGE = "OriginalImage"
 UNSUPPORTED_FIELDS = "UnsupportedFields"
+# Of resources with devices for claims only.
+DEVICE_CLASS_CONFLICT = "DeviceClassConflict"
 
 
 class DaemonSetMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -68,7 +70,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     `failure` is the error of a write that failed permanently, `malformed` that of a resource which does not fit its
     type. `config_missing` is None if it is unknown. `outdated`: the DaemonSet is not as desired, as its correction is
-    postponed.
+    postponed. `class_conflicts` is None if device classes do not matter or are unknown.
     """
 
     daemonset: SeenDaemonSet | None = None
@@ -83,6 +85,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     conflicts: Sequence[FieldConflict] = ()
     malformed: str = ""
     outdated: bool = False
+    class_conflicts: Sequence[str] | None = None
 
 
 def node_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -109,6 +112,13 @@ def status(plugin: DevicePlugin, observed: Observation, now: str) -> Status:
         effective_image=effective.get("image", ""),
         effective_init_image=effective.get("initImage", ""),
     )
+
+
+def new_class_conflict(plugin: DevicePlugin, observed: Observation) -> str:
+    """The conflicts of device classes, empty if there are none or if the status has them already."""
+    before = find_condition(plugin.status.conditions, DEVICE_CLASS_CONFLICT) if plugin.status else None
+    found = "; ".join(observed.class_conflicts or ())
+    return "" if before is not None and before.message == found else found
 
 
 class _Finding(NamedTuple):
@@ -214,7 +224,15 @@ def _findings(plugin: DevicePlugin, observed: Observation) -> tuple[_Finding, ..
             "; ".join(format_overlap(each, plugin.name) for each in observed.overlaps),
             "no other resource of this kind selects the same nodes",
         ),
+        *_class_conflicts(observed.class_conflicts),
     )
+
+
+def _class_conflicts(found: Sequence[str] | None) -> Iterator[_Finding]:
+    if found is not None:
+        yield _problem(
+            DEVICE_CLASS_CONFLICT, "ClassesConflict", "; ".join(found), "no other class has the same name or resource"
+        )
 
 
 def _config(name: str, missing: bool | None) -> _Finding:
