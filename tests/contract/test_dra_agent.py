@@ -108,10 +108,12 @@ async def test_a_device_that_only_its_claim_knows_is_shown_with_its_holder(node:
         await until(lambda: any(unit.state == "gone" for unit in node.status.units.values()))
         observer = Observer(agent)
         try:
+            page = MetricsPage().render(agent.status(), await observer.contents()).decode()
             inventory = msgspec.json.decode((await observer.inventory()).body, type=NodeInventory)
             document = decode_status(await local_status(agent.status, observer))
         finally:
             await observer.close()
+        assert 'accelplane_dra_unhealthy_units{plugin="gpu",state="gone"} 1.0' in page.splitlines()
         gone = next(unit for unit in inventory.units if unit.unit == "card0")
         assert (gone.bdf, gone.phase, gone.reason, gone.owner, gone.published) == (
             "0000:01:00.0", "unhealthy", "gone", "dra", True,

@@ -124,10 +124,11 @@ async def test_claim_that_cannot_be_prepared_does_not_affect_the_others(world: W
     ("offer", "message"),
     [
         ({"state": "gone"}, "is no longer on this node"),
-        ({"owner": "plugin"}, "is owned by the device plugin"),
+        ({"owner": "plugin"}, "is owned by the device plugin on this node, expected DRA; delete the pod"),
         ({"owner": "none"}, "while its owner changes"),
         ({"containers": ("shop/pod/main",)}, "still held by container shop/pod/main"),
-        ({"state": "sick", "text": "wedged"}, "is not healthy: wedged"),
+        ({"state": "sick", "text": "wedged"}, "is not healthy: wedged; delete the pod to get another device"),
+        ({"state": "sick", "text": 500 * "long "}, "; delete the pod to get another device"),
         ({"state": "unbound", "reason": "driver"}, "its state is unbound: driver"),
     ],
 )

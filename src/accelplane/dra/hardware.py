@@ -190,11 +190,13 @@ def _check_queue(host: Host, device: ClaimDevice) -> None:
         return  # a complete function, by VFIO
     state = host.text(f"{queue}/state")
     if state != "enabled":
-        raise ClaimError(f"{device.holding.device} cannot be used: its state is {state[:20]!a}, expected 'enabled'")
+        raise ClaimError(
+            f"{device.holding.device} cannot be used: its state is {state[:20]!a}, expected 'enabled'; enable it"
+        )
     if isinstance(device.config, WorkQueueConfig) and device.config.require_clients_zero:
         clients = host.text(f"{queue}/clients")
         if clients != "0":
-            raise ClaimError(f"{device.holding.device} is open in {clients[:20]} processes, expected none")
+            raise ClaimError(f"{device.holding.device} is open in {clients[:20]} processes, expected none; end them")
 
 
 def _by_path(host: Host, device: ClaimDevice, found: Edits, mode: str) -> Edits:

@@ -16,6 +16,9 @@ from accelplane.dra.journal import Damaged, Entry, Holding, Rebind, UndoStep
 from accelplane.dra.model import ClaimError, DeviceName, Offer
 from accelplane.host import pci_address
 
+_REPLACE = "delete the pod to get another device"
+_MAX_REASON = 120
+
 Allocate = Callable[[Sequence[str]], Awaitable[Allocation]]
 
 
@@ -60,7 +63,9 @@ def claim_devices(node: Node, uid: str, claim: Claim) -> list[ClaimDevice]:
             config = for_request(node.driver, result.request, device_class, allocation.config, kind)
         device = _device(node, uid, result, config, requests.index(result.main_request))
         if other := next((each for each in devices if _conflicts(each.holding, device.holding)), None):
-            raise ClaimError(f"devices {other.holding.device} and {result.device} of the claim are of one unit")
+            raise ClaimError(
+                f"devices {other.holding.device} and {result.device} of the claim are of one unit; {_REPLACE}"
+            )
         devices.append(device)
     return devices
 
@@ -162,7 +167,7 @@ def _device(node: Node, uid: str, result: Result, config: DeviceConfig, request:
     offer = node.offers.get(name.unit) if name is not None else None
     admin = bool(result.admin_access)
     if name is None or offer is None or offer.state == "gone":
-        raise ClaimError(f"device {result.device} is no longer on this node; delete the pod to get another one")
+        raise ClaimError(f"device {result.device} is no longer on this node; {_REPLACE}")
     share = result.share_id or ""
     holding = Holding(
         request=result.main_request, pool=result.pool, device=result.device, unit=name.unit,
@@ -182,20 +187,24 @@ def _device(node: Node, uid: str, result: Result, config: DeviceConfig, request:
 
 def _check_offer(node: Node, result: Result, offer: Offer, *, vfio: bool) -> None:
     """Raises `ClaimError` if the unit is not offered by DRA, is held by a container, or is not healthy."""
-    device, reason = result.device, offer.text or offer.reason or "no reason given"
+    device = result.device
+    # A remedy must not be cut off behind a long reason.
+    reason = (offer.text or offer.reason or "no reason given")[:_MAX_REASON]
+    if offer.owner == "plugin":
+        raise ClaimError(f"device {device} is owned by the device plugin on this node, expected DRA; {_REPLACE}")
     if offer.owner != "dra":
-        owner = "owned by the device plugin" if offer.owner == "plugin" else "not offered while its owner changes"
-        raise ClaimError(f"device {device} is {owner} on this node, expected DRA")
+        raise ClaimError(f"device {device} is not offered while its owner changes on this node; wait, or {_REPLACE}")
     if result.admin_access:
         return
     if offer.containers:
-        raise ClaimError(f"device {device} is still held by container {offer.containers[0]} of the device plugin")
+        holder = f"container {offer.containers[0]} of the device plugin"
+        raise ClaimError(f"device {device} is still held by {holder}, waiting for its end")
     if offer.state == "cleanup" or (offer.state == "unbound" and not vfio):
-        raise ClaimError(f"device {device} cannot be used, its state is {offer.state}: {reason}")
+        raise ClaimError(f"device {device} cannot be used, its state is {offer.state}: {reason}; {_REPLACE}")
     if offer.state in ("sick", "recovering") and not result.tolerates(
         f"{node.driver}/health", label_value(offer.reason)
     ):
-        raise ClaimError(f"device {device} is not healthy: {reason}")
+        raise ClaimError(f"device {device} is not healthy: {reason}; {_REPLACE}")
 
 
 def _conflicts(wanted: Holding, held: Holding) -> bool:

@@ -54,13 +54,15 @@ def plan(host: Host, address: str, holders: Mapping[str, str], *, manage_binding
         return None
     if not manage_binding:
         raise ClaimError(
-            f"{address} is bound to {before or 'no driver'}, expected a VFIO driver: binding is disabled on this node "
-            "(manage-binding)"
+            f"{address} is bound to {before or 'no driver'}, expected a VFIO driver: binding is disabled on this node; "
+            "set -dra-manage-binding, or bind it"
         )
     if (vfs := host.vf_count(device)) not in ("0", "-1"):
-        raise ClaimError(f"{address} has {vfs} virtual functions, expected none for access: vfio")
+        raise ClaimError(
+            f"{address} has {vfs} virtual functions, expected none for access: vfio; set sriov_numvfs to 0"
+        )
     if user := _drm_user(host, address):
-        raise ClaimError(f"{address} cannot be bound to VFIO: process {user} has its DRM node open")
+        raise ClaimError(f"{address} cannot be bound to VFIO: process {user} has its DRM node open; end it")
     driver = XE_VFIO_PCI if before == "xe" and is_loaded(host, XE_VFIO_PCI) else VFIO_PCI
     if problem := bind_problem(host, address, driver):
         raise ClaimError(problem)

@@ -253,6 +253,7 @@ def _dra(drivers: Mapping[str, DraStatus]) -> Sequence[Family]:
     units = Family("accelplane_dra_units", "Units by the API that may hand them out.")
     registered = Family("accelplane_dra_registered", "1 while the DRA driver is registered with the kubelet.")
     published = Family("accelplane_dra_published_units", "Units in the ResourceSlices of this node.")
+    unhealthy = Family("accelplane_dra_unhealthy_units", "Units in a state that claims should not get, by state.")
     claims = Family("accelplane_dra_claims", "Claims that are prepared.")
     prepares = Family("accelplane_dra_prepares_total", "Claims of calls to prepare, by result.", "counter")
     unprepares = Family("accelplane_dra_unprepares_total", "Claims of calls to unprepare, by result.", "counter")
@@ -263,6 +264,9 @@ def _dra(drivers: Mapping[str, DraStatus]) -> Sequence[Family]:
             units.add(owners[owner], {**labels, "owner": owner})
         registered.add(driver.stage == "registered", labels)
         published.add(sum(unit.published for unit in driver.units.values()), labels)
+        states = Counter(unit.state for unit in driver.units.values())
+        for state in ("sick", "recovering", "unbound", "gone", "cleanup"):
+            unhealthy.add(states[state], {**labels, "state": state})
         claims.add(len({claim for unit in driver.units.values() for claim in unit.claims}), labels)
         for family, failed, succeeded in (
             (prepares, driver.prepare_failures, driver.prepares),
@@ -270,7 +274,7 @@ def _dra(drivers: Mapping[str, DraStatus]) -> Sequence[Family]:
         ):
             family.add(succeeded, {**labels, "result": "ok"})
             family.add(failed, {**labels, "result": "error"})
-    return units, registered, published, claims, prepares, unprepares
+    return units, registered, published, unhealthy, claims, prepares, unprepares
 
 
 def _process() -> Iterator[Family]:
