@@ -15,7 +15,9 @@ import pytest
 
 from .cluster import Cluster, why_unavailable
 from .distribution import position
+from .dra_nodes import DraNode, install_classes
 from .families import NAMESPACE, Families
+from .gpu_nodes import KUBELET
 from .hardware import plug_sample_gpu
 from .installation import Installation, installed
 from .node import Node, NodePlan
@@ -148,6 +150,27 @@ def _running_families() -> Iterator[Families]:
 def shared_families(cluster_is_possible: None, shared_clusters: SharedClusters) -> Families:
     """A shared cluster, whose node has QAT, DSA, IAA, DLB and SGX and the product's images."""
     return shared_clusters.start("shared_families", _running_families)
+
+
+@contextmanager
+def _running_dra() -> Iterator[Cluster]:
+    with running_cluster(NodePlan(kubelet=KUBELET)) as cluster:
+        install_classes(cluster)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def dra_cluster(cluster_is_possible: None, shared_clusters: SharedClusters) -> Cluster:
+    """A shared cluster with device classes, whose node has the GPUs and the agent of `DraNode`."""
+    return shared_clusters.start("dra_cluster", _running_dra)
+
+
+@pytest.fixture
+def gpus(dra_cluster: Cluster, tmp_path: Path) -> Iterator[DraNode]:
+    """The node of `dra_cluster` with two GPUs, without an agent."""
+    node = DraNode(dra_cluster.nodes["node-1"], tmp_path / "tree")
+    yield node
+    node.reset()
 
 
 @pytest.fixture(scope="module")

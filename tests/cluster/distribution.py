@@ -32,7 +32,8 @@ GROUPS = tuple(
         "fleet_page",
         "vanished_devices",
         "kubelet_defects",
-        "dra_agent",
+        # `dra_cluster`
+        "dra_agent dra_node",
         "dra_scheduling",
         "dra_kubelet",
         "operator_life",

@@ -75,14 +75,17 @@ class KubeletProcess:
 
 
 class GpuNode:
-    """A node with `cards` simulated cards on NUMA node 0, and daemons and pods that end with `reset`."""
+    """A node with `cards` simulated cards on NUMA node 0, and daemons and pods that end with `reset`.
 
-    def __init__(self, node: Node, tree: Path, cards: int) -> None:
+    All device nodes have `numbers`, those of /dev/null by default, or the numbers of the kernel for None.
+    """
+
+    def __init__(self, node: Node, tree: Path, cards: int, numbers: tuple[int, int] | None = (1, 3)) -> None:
         self.node = node
         self.cluster: Cluster = node.cluster
         self.tree = tree
         self.cards = [f"card{index}" for index in range(cards)]
-        self.hardware = SimulatedNode(tree, device_nodes="char", numbers=(1, 3))
+        self.hardware = SimulatedNode(tree, device_nodes="char", numbers=numbers)
         self.daemons: list[Daemon] = []
         node.path(MANIFESTS).mkdir(parents=True, exist_ok=True)
         self.plug(*self.cards)
