@@ -18,6 +18,7 @@ from accelplane.cli.inspect import _report as inspect_report
 from accelplane.cli.inspect import chosen_plugins
 from accelplane.dra import catalog
 from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
+from accelplane.node.dra import node as node_module
 from accelplane.node.status import plugin_problems
 from accelplane.pages.local_status import local_status
 from accelplane.pages.metrics import MetricsPage
@@ -291,3 +292,19 @@ async def test_a_restart_with_another_configuration_keeps_prepared_claims(node: 
         node.kubelet.delete_pod("a")
         await node.kubelet.until(lambda kubelet: kubelet.resources()[I915].allocatable == 2)
         await until(lambda: not node.agent.status().dra)
+
+
+async def test_a_journal_that_cannot_be_used_is_reported_once_and_tried_again(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_module, "_RESTART_DELAY", 0.02)
+    journal = Path(node.directory, "plugins", GPU, "claims")
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    async with node.agent_running():
+        await until(lambda: any(f"{journal.parent}: File exists" in problem for problem in node.status.problems))
+        await asyncio.sleep(0.1)
+        assert len([record for record in caplog.records if "File exists" in record.getMessage()]) == 1
+        journal.unlink()
+        await node.until_registered()
+        assert node.status.problems == ()

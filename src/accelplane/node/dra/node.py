@@ -5,8 +5,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
+from msgspec.structs import replace
+
 from accelplane.apiserver import ApiError, ApiServer, load_config
 from accelplane.dra.events import EventWriter, Reason
+from accelplane.dra.journal import JournalError
 from accelplane.dra.publisher import Pace
 from accelplane.dra.slicewatch import SliceWatches
 from accelplane.host.isolation import BlockedDevices
@@ -201,7 +204,8 @@ class Family:
 
     def status(self) -> DraStatus:
         if self._driver is not None:
-            return self._driver.status()
+            status = self._driver.status()
+            return replace(status, problems=(self._problem, *status.problems)) if self._problem else status
         problems = (self._problem, self.units.problem, self.units.other_plugin.problem)
         return DraStatus(problems=tuple(filter(None, problems)))
 
@@ -220,7 +224,6 @@ class Family:
             except ValueError as error:
                 self._report(str(error))
             if self._driver is not None:
-                self._problem = ""
                 self._task = asyncio.create_task(self._run_driver(self._driver))
         elif self._driver is not None:
             is_needed = self.units.uses_dra or not self._driver.is_unused
@@ -228,14 +231,23 @@ class Family:
                 self._driver.stop()
 
     async def _run_driver(self, driver: Driver) -> None:
+        logged = ""
         while True:
+            self._problem = ""
             try:
                 await driver.run()
             except Exception as error:
-                self._report(str(error) or type(error).__name__)
-                log.error("DRA driver %s crashed; retrying in %g s", driver.name, _RESTART_DELAY, exc_info=error)
+                self._problem = str(error) or type(error).__name__
+                crashed = not isinstance(error, (JournalError, OSError))
+                if crashed or self._problem != logged:
+                    log.error(
+                        "DRA driver %s: %s; retrying every %g s", driver.name, self._problem, _RESTART_DELAY,
+                        exc_info=error if crashed else None,
+                    )  # fmt: skip
+                logged = self._problem
             else:
                 break
+            self._changes.notify_all()
             await asyncio.sleep(_RESTART_DELAY)
         self._changes.notify_all()
 
