@@ -181,14 +181,41 @@ async def test_claims_cause_no_publication_and_no_health_report(node: DraNode, m
         assert made == []
 
 
-async def test_a_label_says_that_slices_are_published(node: DraNode, tmp_path: Path) -> None:
+async def test_a_label_says_that_slices_are_published_and_stays_over_a_restart(node: DraNode, tmp_path: Path) -> None:
     node.settings = replace(node.settings, nfd_dir=str(tmp_path))
     file = tmp_path / f"accelplane-dra-{GPU}.txt"
     async with node.agent_running():
         await node.until_registered()
         await until(file.exists)
         assert file.read_text() == f"{GPU}/dra=published\n"
-    assert not file.exists()
+    inode = file.stat().st_ino
+    async with node.agent_running():
+        await until(lambda: node.status.publishing)
+        for card in node.cards:
+            assert file.stat().st_ino == inode
+            node.hardware.unplug(card)
+        await until(lambda: not file.exists())
+
+
+async def test_a_label_of_an_earlier_boot_is_removed_until_slices_are_published(node: DraNode, tmp_path: Path) -> None:
+    node.settings = replace(node.settings, nfd_dir=str(tmp_path))
+    file = tmp_path / f"accelplane-dra-{GPU}.txt"
+    file.write_text(f"{GPU}/dra=published\n")
+    os.utime(file, (1, 1))
+    node.server.fault("GET /version", times=-1, status=500)
+    async with node.agent_running():
+        await until(lambda: not file.exists())
+
+
+async def test_a_label_is_removed_with_a_disabled_plugin(node: DraNode, tmp_path: Path) -> None:
+    node.settings = replace(node.settings, nfd_dir=str(tmp_path))
+    file = tmp_path / f"accelplane-dra-{GPU}.txt"
+    async with node.agent_running():
+        await node.until_registered()
+        await until(file.exists)
+        node.plugins = {}
+        node.config.write_text("none")
+        await until(lambda: not file.exists())
 
 
 async def test_slices_keep_their_uid_and_generation_over_a_restart(node: DraNode) -> None:

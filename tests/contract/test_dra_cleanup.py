@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dranodes import GPU, DraNode
+from msgspec.structs import replace
 from sliceservers import NODE, SliceServer
 from waiting import until
 
@@ -61,14 +62,17 @@ async def test_it_refuses_while_a_driver_is_served_or_claims_are_prepared(
     assert node.published()
 
 
-async def test_it_leaves_nothing_after_the_pods_have_ended(node: DraNode) -> None:
+async def test_it_leaves_nothing_after_the_pods_have_ended(node: DraNode, tmp_path: Path) -> None:
+    node.settings = replace(node.settings, nfd_dir=str(tmp_path / "features.d"))
+    os.mkdir(node.settings.nfd_dir)
     async with node.agent_running():
         first, _second = await node.until_registered()
         await node.run_pod("a", node.allocate(first, "a"))
         node.kubelet.delete_pod("a")
         await until(lambda: not node.claims())
-    assert await clean_up(node) == 0
-    assert left(node) == []
+    assert os.listdir(node.settings.nfd_dir) == [f"accelplane-dra-{GPU}.txt"]
+    assert await clean_up(node, options={"nfd_dir": node.settings.nfd_dir}) == 0
+    assert left(node) == os.listdir(node.settings.nfd_dir) == []
     assert node.published() == []
     assert await clean_up(node) == 0
 

@@ -109,14 +109,14 @@ def dra() -> None:
 @click.option("--root", default="/", show_default=True, help="Read sysfs and devfs below this directory.")
 @click.option("--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet.")
 @click.option("--cdi-dir", default="/var/run/cdi", show_default=True, help="Directory of the CDI files.")
+@click.option("--nfd-dir", default="", help="Directory with the label files of the agent, as its option nfd-dir.")
 @click.option("--node", envvar="NODE_NAME", default="", help="Name of this node; default: the variable NODE_NAME.")
 @click.option("--kubeconfig", type=click.Path(), default="", help="Kubeconfig file; default: as kubectl.")
 @click.option("--force", is_flag=True, help="Also undo what was done for claims that are prepared.")
-def dra_cleanup(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str, force: bool) -> None:
+def dra_cleanup(*, force: bool, **options: str) -> None:
     """Remove what DRA drivers leave on a node that no longer uses them."""
     from accelplane.cli.dracleanup import run as clean_up  # noqa: PLC0415 - as above
 
-    options = {"root": root, "kubelet_dir": kubelet_dir, "cdi_dir": cdi_dir, "node": node, "kubeconfig": kubeconfig}
     sys.exit(clean_up(**options, force=force))
 
 

@@ -34,6 +34,7 @@ from accelplane.dra.store import ClaimStore
 from accelplane.fpga import FpgaError
 from accelplane.host import Host, HostError
 from accelplane.kubelet import sockets
+from accelplane.node.publishers.labels import dra_label_path
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _OWNERS = "accelplane"  # the directory with the owners of units
@@ -67,7 +68,9 @@ class _Node(Struct, frozen=True):
     status: _NodeStatus = _NodeStatus()
 
 
-def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str, force: bool) -> int:
+def run(
+    *, root: str, kubelet_dir: str, cdi_dir: str, nfd_dir: str = "", node: str, kubeconfig: str, force: bool
+) -> int:
     """Returns the exit code: 1 if something was not removed. `node` is needed for the slices of the API server."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     try:
@@ -86,6 +89,9 @@ def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str
         for path in glob.glob(f"{kubelet_dir}/plugins_registry/{glob.escape(driver)}-*.sock"):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        if nfd_dir:
+            with contextlib.suppress(OSError):
+                os.unlink(dra_label_path(nfd_dir, driver))
         print(f"{driver}: removed")
     shutil.rmtree(f"{kubelet_dir}/plugins/{_OWNERS}", ignore_errors=True)
     if not drivers:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import get_args
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.podresources import NodeHolders, PodResources
 from accelplane.node.dra.family import FamilyUnits
 from accelplane.node.dra.observednode import ObservedNode
-from accelplane.node.publishers.labels import LabelFile
+from accelplane.node.publishers.labels import LabelFile, dra_label_path
 from accelplane.node.settings import Settings
 from accelplane.node.status import DraStatus, DraUnit
 from accelplane.node.watcher import Watcher
@@ -78,7 +78,7 @@ class Driver:
             on_event=self._record_event,
             changed=self._slices_changed,
         )
-        self._label = LabelFile(f"{settings.nfd_dir}/accelplane-dra-{name}.txt") if settings.nfd_dir else None
+        self._label = LabelFile(dra_label_path(settings.nfd_dir, name)) if settings.nfd_dir else None
         self._preparer = Preparer(
             access.api,
             name,
@@ -115,6 +115,7 @@ class Driver:
         await self._preparer.restore()
         self._units.driver = self
         self._watcher.directories(self._subscriber, self._service.directories, self._service.wake.notify_all)
+        self._change_label(LabelFile.remove_of_earlier_boot)  # the kubelet has deleted the slices
         self._update()
         tasks = [
             asyncio.create_task(work)
@@ -127,7 +128,6 @@ class Driver:
             await asyncio.wait((*tasks, served), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._watcher.forget(self._subscriber)
-            self._write_label({})
             for task in (*tasks, served):
                 task.cancel()
             results = await asyncio.gather(*tasks, served, return_exceptions=True)
@@ -240,15 +240,20 @@ class Driver:
 
     def _slices_changed(self) -> None:
         # Autoscalers can wait for the label: a node is Ready before it has slices.
-        self._write_label({f"{self.name}/dra": "published"} if self._publisher.units else {})
+        labels = {f"{self.name}/dra": "published"} if self._publisher.units else {}
+        self._change_label(lambda file: file.write(labels))
         self._changed.notify_all()
 
-    def _write_label(self, labels: Mapping[str, str]) -> None:
+    def remove_label(self) -> None:
+        """After the end of the driver. Otherwise the label stays for the next process, as the slices do."""
+        self._change_label(LabelFile.remove)
+
+    def _change_label(self, change: Callable[[LabelFile], object]) -> None:
         if self._label is not None:
             try:
-                self._label.write(labels)
+                change(self._label)
             except OSError as error:
-                log.warning("%s: label not written: %s", self.name, error)
+                log.warning("%s: label not changed: %s", self.name, error)
 
     async def _follow_units(self) -> None:
         while True:

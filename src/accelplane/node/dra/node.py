@@ -187,6 +187,8 @@ class Family:
                 if self._changes.count == count:
                     await self._changes.wait(delay)
             await self.stop()
+            if self.ending and self._driver is not None:
+                self._driver.remove_label()
             self._ended(self.units.name)
         finally:
             await self.stop()

@@ -1,8 +1,10 @@
 """Node labels through node-feature-discovery's local source: a text file of `key=value` lines."""
 
 import asyncio
+import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 
 from accelplane.devices import Inventory
@@ -44,6 +46,13 @@ class LabelFile:
         self._stamp, self._owned = stamp_of(self.path), True
         return not known
 
+    def remove_of_earlier_boot(self) -> None:
+        """Removes a file that was written before the node has started. Raises `OSError`."""
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self.path).st_mtime < booted:
+                self.remove()
+
     def remove(self) -> bool:
         """Removes the file; returns whether it existed."""
         try:
@@ -56,6 +65,11 @@ class LabelFile:
         """Removes the file at the end of this process, unless another one has written it since. Raises `OSError`."""
         if stamp_of(self.path) == self._stamp:
             self.remove()
+
+
+def dra_label_path(directory: str, driver: str) -> str:
+    """The file with the label of a DRA driver whose slices are published."""
+    return os.path.join(directory, f"accelplane-dra-{driver}.txt")
 
 
 class LabelPublisher:
