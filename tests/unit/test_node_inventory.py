@@ -139,6 +139,25 @@ def test_units_for_claims_are_counted_under_the_driver() -> None:
     assert [each.ids.get("x.example.com") for each in decoded.units] == [3, 1, 1, None]
 
 
+def test_units_that_only_dra_knows_are_listed_while_a_claim_has_them() -> None:
+    units = {
+        "0000:03:00.0": DraUnit(unit="vfio", owner="dra", published=True, claims=("n/one",)),
+        "0000:04:00.0": DraUnit(unit="removed", owner="dra", state="gone", text="was removed", claims=("n/two",)),
+        "0000:05:00.0": DraUnit(unit="unclaimed", owner="dra", state="unbound"),
+        "0000:06:00.0": DraUnit(unit="scanned", owner="none", state="cleanup", text="not reset"),
+    }
+    found = facts(Device(resource="r", id="a", unit="scanned"))
+    status = replace(found.status, dra={"p": DraStatus(driver="x.example.com", units=units)})
+    decoded = decode_inventory(build_inventory(replace(found, status=status)))
+    assert [
+        (each.unit, each.bdf, each.phase, each.reason, each.text, each.owner, each.published) for each in decoded.units
+    ] == [
+        ("scanned", "0000:06:00.0", "unhealthy", "cleanup", "not reset", "none", False),
+        ("vfio", "0000:03:00.0", "healthy", "", "", "dra", True),
+        ("removed", "0000:04:00.0", "unhealthy", "gone", "was removed", "dra", False),
+    ]
+
+
 def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> None:
     found = facts(
         Device(resource="r", id="a-0", unit="a"),

@@ -55,6 +55,7 @@ _ACTIONS: Mapping[Reason, str] = {
 _NORMAL: frozenset[Reason] = frozenset(("OwnersChanged",))
 _MAX_NOTE = 1024  # bytes, by the API
 _MAX_OBJECTS = 512
+_FORBIDDEN, _TOO_MANY_REQUESTS, _SERVER_ERROR = 403, 429, 500
 _EVENTS_PER_SECOND, _BURST = 5 / 60, 10
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
 _CLOSE_TIMEOUT = 1.0
@@ -97,6 +98,7 @@ class EventWriter:
         self._queue: deque[Mapping[str, Any]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._retrying = False  # the API server cannot be reached
+        self._forbidden = False  # and logged
 
     def record(self, driver: str, reason: Reason, text: str, claim: ClaimRef | None = None) -> None:
         """Records an event of a driver about the claim, or about the Node without one."""
@@ -130,12 +132,16 @@ class EventWriter:
             except AlreadyExists:
                 pass  # the response to an earlier attempt was lost
             except ApiError as error:
-                if isinstance(error, Unreachable) or (isinstance(error, StatusError) and error.code in (429, 500, 503)):
+                code = error.code if isinstance(error, StatusError) else 0
+                if isinstance(error, Unreachable) or code == _TOO_MANY_REQUESTS or code >= _SERVER_ERROR:
                     self._retrying = True
                     await asyncio.sleep(retry)
                     retry = min(2 * retry, _LAST_RETRY)
                     continue
-                log.warning("event %s not written: %s", event["reason"], error)
+                # Without the right none is written; the log of their sources has all of them.
+                level = v(1) if code == _FORBIDDEN and self._forbidden else logging.WARNING
+                log.log(level, "event %s not written: %s", event["reason"], error)
+                self._forbidden |= code == _FORBIDDEN
             self._retrying, retry = False, self._first_retry
             self._queue.popleft()
 
