@@ -83,6 +83,7 @@ def test_the_kinds_are_those_of_the_operator() -> None:
             "Degraded: forbidden; NodeOverlap: b selects it; 1 of 2 pods is not ready",
         ),
         (status(2, 2, condition("Degraded", "True", "")), "Degraded"),
+        (status(2, 2, condition("DeviceClassConflict", "True", "a, b")), "DeviceClassConflict: a, b"),
         (
             status(2, 2, condition("Degraded", "False", "no errors"), condition("ImageOverridden", "True", "x")),
             "",

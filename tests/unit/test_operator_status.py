@@ -12,7 +12,7 @@ from accelplane.operator import models
 from accelplane.operator.images import Replacement
 from accelplane.operator.models import ObjectReference
 from accelplane.operator.overlap import Overlap
-from accelplane.operator.status import Observation, SeenDaemonSet, node_names, status
+from accelplane.operator.status import Observation, SeenDaemonSet, new_class_conflict, node_names, status
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 ALWAYS = [
@@ -155,6 +155,20 @@ def test_a_forbidden_config_map_is_not_reported_as_missing() -> None:
     )
     assert reported(found)["ProvisioningConfigMissing"] == "Unknown"
     assert "ConfigMap cfg (provisioningConfig) cannot be read" in condition_of(found, "ProvisioningConfigMissing")
+
+
+@pytest.mark.parametrize("found", [(), ("a, b have x", "c, d have y")])
+def test_conflicts_of_device_classes_are_a_condition_where_classes_matter(found: tuple[str, ...]) -> None:
+    assert [*reported(status(GPU, Observation(), NOW))] == ALWAYS
+    observed = Observation(class_conflicts=found)
+    after = status(GPU, observed, NOW)
+    assert [*reported(after)] == [*ALWAYS, "DeviceClassConflict"]
+    assert reported(after)["DeviceClassConflict"] == str(bool(found))
+    # An event is recorded for conflicts that the status does not have yet.
+    text = "; ".join(found)
+    assert new_class_conflict(GPU, observed) == text
+    assert not text or condition_of(after, "DeviceClassConflict") == text
+    assert new_class_conflict(msgspec.structs.replace(GPU, status=after), observed) == ""
 
 
 def test_every_condition_has_a_reason_for_programs() -> None:

@@ -20,7 +20,7 @@ _MAX_NAME = 253
 _MAX_MESSAGE = 512
 _MAX_PROBLEM = 1024
 # Conditions that are problems if they hold, the most important one first.
-_PROBLEMS = ("Degraded", "ProvisioningConfigMissing", "NodeOverlap", "UnsupportedFields")
+_PROBLEMS = ("Degraded", "ProvisioningConfigMissing", "NodeOverlap", "UnsupportedFields", "DeviceClassConflict")
 _AVAILABLE = "Available"
 
 
