@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -181,38 +181,36 @@ class PodStream:
             }
         )
 
-    def run(self, count: int, halfway: Callable[[], None]) -> None:
-        """Creates pods, at most eight at a time, and waits until all have ended. Calls `halfway` while pods run."""
-        called = False
+    def run(self, count: int) -> None:
+        """Creates pods, at most eight at a time, and waits until all have ended."""
+        last = self.created + count
 
         def step() -> bool:
-            nonlocal called
             present = self._collect()
-            for _ in range(min(self.WINDOW - present, count - self.created)):
-                self._create()
-            if self.created >= count // 2 and not called:
-                halfway()
-                called = True
-            return self.created == count and not present
+            for _ in range(min(self.WINDOW - present, last - self.created)):
+                self.create("0.3")
+            return self.created == last and not present
 
         try:
             wait_until(step, "", 60 + 3 * count, every=0.2)
         except ClusterError:
-            raise ClusterError(f"{count} pods: {self.created} created, ended: {dict(self.results)}") from None
+            raise ClusterError(f"{self.created} of {last} pods created, ended: {dict(self.results)}") from None
 
-    def _create(self) -> None:
+    def create(self, seconds: str) -> str:
+        """Creates the next pod, which runs for so long. Returns its name."""
         kind = ("plugin", "claim")[self.created % 2]
         name = f"stream-{self.created}"
         described = self.node.pod(name, {I915: 1} if kind == "plugin" else {}, labels={"stream": kind})
         spec = described["spec"]
         del spec["nodeName"]
-        spec["containers"][0]["command"] = ["sleep", "0.3"]
+        spec["containers"][0]["command"] = ["sleep", seconds]
         if kind == "claim":
             spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
             spec["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
         status, answer = self.node.cluster.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", described)
         assert status == 201, answer
         self.created += 1
+        return name
 
     def _collect(self) -> int:
         """Deletes the pods that have ended. Returns the number of the others."""
@@ -236,7 +234,7 @@ def split(running: Cluster, tmp_path: Path) -> Iterator[DraNode]:
 
 
 def start_split_agent(node: DraNode, *addresses: str) -> None:
-    """Starts or replaces the agent: these GPUs are for claims, the others for the device plugin."""
+    """Starts or replaces the agent. These GPUs are for claims, the others for the device plugin."""
     node.stop_agent()
     node.start_agent("-dra-api=" + ",".join(f"{address}=dra" for address in addresses))
 
@@ -247,13 +245,17 @@ def wait_split(node: DraNode, *addresses: str) -> None:
 
 
 def test_no_gpu_has_two_containers_while_pods_of_both_apis_come_and_go(split: DraNode) -> None:
-    """Case 50. Halfway, the GPUs of both APIs are exchanged while pods run."""
+    """Case 50. Halfway, the GPUs of both APIs are exchanged while pods have all of them."""
     before, after = ADDRESSES[:2], ADDRESSES[2:]
     holders, log = observe(split)
     start_split_agent(split, *before)
     wait_split(split, *before)
     stream = PodStream(split)
-    stream.run(PODS, halfway=lambda: start_split_agent(split, *after))
+    stream.run(PODS // 2 - len(ADDRESSES))
+    for name in [stream.create("8") for _ in ADDRESSES]:
+        split.cluster.wait_pod(name, namespace=NAMESPACE)
+    start_split_agent(split, *after)
+    stream.run(PODS // 2)
     wait_split(split, *after)
     assert holders.running
     lines = log.read_text().splitlines()
