@@ -88,3 +88,19 @@ async def test_only_resources_of_classes_that_nobody_serves_are_reported_and_onl
             api.close()
         assert bool(observed.problem) == case.reported
         assert (delay is None) == (case.kubelet == "v1.35.4")  # without periodic requests
+
+
+async def test_a_missing_right_to_list_classes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with SliceServer(34, gates=()) as server:
+        set_node(server, "v1.34.4", **{I915: "0"})
+        server.fault("GET /apis/resource.k8s.io/v1/deviceclasses", 403, times=-1)
+        api = ApiServer(server.config)
+        try:
+            observed = ObservedNode(api, NODE, GPU, lambda: ())
+            for _ in range(2):
+                await observed.read()
+        finally:
+            api.close()
+        assert observed.kubelet == (1, 34)
+        assert observed.problem == ""
+        assert caplog.text.count("resources of an earlier device plugin are not known") == 1

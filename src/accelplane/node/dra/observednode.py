@@ -66,6 +66,7 @@ class ObservedNode:
         self._name = name
         self._driver = driver
         self._served = served
+        self._logged = ""
 
     async def read(self) -> float | None:
         """Reads it. Returns the seconds after which it has to be read again, None if that is not needed."""
@@ -83,13 +84,18 @@ class ObservedNode:
         try:
             left = await self._left(status.allocatable or {})
         except ApiError as error:
-            log.warning("%s: resources of an earlier device plugin are not known: %s", self._driver, error)
+            # Also a role of an earlier version, without the right.
+            self._log(f"resources of an earlier device plugin are not known: {error}")
             return _INTERVAL
         problem = _text(self._name, left) if left else ""
-        if problem and problem != self.problem:
-            log.warning("%s: %s", self._driver, problem)
+        self._log(problem)
         self.problem = problem
         return _RECHECK if problem else _INTERVAL
+
+    def _log(self, text: str) -> None:
+        if text and text != self._logged:
+            log.warning("%s: %s", self._driver, text)
+        self._logged = text
 
     async def _left(self, allocatable: Mapping[str, str]) -> list[str]:
         """The resources of the driver that keep the scheduler from making claims. Raises `ApiError`."""
