@@ -40,6 +40,7 @@ class StandIn:
         self.name = name
         self.claims: Mapping[str, Sequence[str]] = {}
         self.claims_of_others: Collection[str] = ()  # of instances that have ended, not known yet
+        self.bound_units: Mapping[str, Unit] = {}
         self.units = units
         self.writes = True
         self.busy = asyncio.Event()
@@ -61,7 +62,7 @@ class StandIn:
         return {*self.claims, *self.claims_of_others}
 
     def bound(self) -> Mapping[str, Unit]:
-        return {}
+        return self.bound_units
 
     def cleanup(self) -> Mapping[str, str]:
         return {}
@@ -389,6 +390,25 @@ async def test_a_unit_that_is_gone_stays_while_a_claim_holds_it(node: Node) -> N
         node.driver.claims = {}
         node.agent.changes.notify_all()
         await until(lambda: not node.offers())
+
+
+async def test_a_unit_that_a_claim_has_bound_to_vfio_is_gone_when_its_function_is(node: Node, tmp_path: Path) -> None:
+    address = "0000:03:00.0"
+    function = tmp_path / "sys/bus/pci/devices" / address
+    function.mkdir(parents=True)
+    node.plugin.found = [gadget("a", attributes={"bdf": address})]  # type: ignore[attr-defined]
+    async with node.running():
+        await until(lambda: [offer.owner for offer in node.offers().values()] == ["dra"])
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        node.driver.bound_units = {address: node.offers()[address].unit}
+        node.driver.claims = {address: ["ns/claim"]}
+        node.plugin.found = []  # type: ignore[attr-defined]
+        node.agent.runners["table"].scan.request()
+        await until(lambda: node.agent.runners["table"].context.devices.found.resources == {})
+        assert node.offers()[address].state == "healthy"
+        function.rmdir()
+        node.agent.runners["table"].scan.request()
+        await until(lambda: node.offers()[address].state == "gone")
 
 
 async def test_a_damaged_record_is_set_aside_and_written_anew(node: Node) -> None:

@@ -207,6 +207,7 @@ async def test_undo_is_left_out_after_a_reboot(tmp_path: Path) -> None:
 
     preparer = await world.start()
 
+    assert preparer.bound() == {}
     assert await preparer.unprepare([world.vfio_claim]) == {"a1": None}
     # Bound by somebody else in this boot.
     assert world.binding == BOUND

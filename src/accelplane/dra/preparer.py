@@ -127,7 +127,8 @@ class Preparer:
         return Counter(each.unit for entry in entries for each in entry.devices if not each.admin)
 
     def bound(self) -> Mapping[str, Unit]:
-        return {unit.id: unit for entry in self._store.entries.values() for unit in entry.bound}
+        present = [entry for entry in self._store.entries.values() if boot_of(entry.boot) == boot_of(self._store.boot)]
+        return {unit.id: unit for entry in present for unit in entry.bound}
 
     def cleanup(self) -> Mapping[str, str]:
         found = {unit: file.problem for file in self._store.damaged.values() for unit in file.units}

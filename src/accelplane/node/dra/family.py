@@ -88,7 +88,8 @@ class FamilyUnits:
         if self._closed:
             return  # the agent ends: nothing changes its owner any more
         await self._open_record()
-        earlier = {**{id_: unit for id_, (unit, _) in self._absent.items()}, **self._found}
+        absent = {id_: unit for id_, (unit, _) in self._absent.items()}
+        earlier = {**self.driver.bound(), **absent, **self._found}
         runner = self._runner()
         namespace = runner.context.plugin.namespace if runner is not None else ""
         try:
@@ -360,10 +361,11 @@ class FamilyUnits:
         bound, cleanup = self.driver.bound(), self.driver.cleanup()
         for id_ in sorted({**self._found, **self._absent, **bound}, key=natural):
             state: UnitState | None = UnitState()
-            if id_ in bound:
+            absent, driver = self._absent.get(id_, (None, ""))
+            if id_ in bound and driver is not None:
                 unit = bound[id_]
-            elif id_ in self._absent:
-                unit, driver = self._absent[id_]
+            elif absent is not None:
+                unit = absent
                 state = absent_state(unit, driver, claimed=bool(prepared.get(id_)))
             else:
                 unit = self._found[id_]
