@@ -75,6 +75,7 @@ class ServedDriver:
         preparer: FakePreparer | None = None,
         claims: ClaimPreparer | None = None,
         driver: str = DRIVER,
+        check_interval: float = 0.0,
     ) -> None:
         """`claims` prepares in place of `preparer`."""
         self.preparer = preparer or FakePreparer()
@@ -93,6 +94,7 @@ class ServedDriver:
             registered=self.published.append,
             on_event=lambda *event: self.events.append(event),
             instance=instance,
+            **({"check_interval": lambda: check_interval} if check_interval else {}),
         )
         suffix = f"-{instance}" if instance else ""
         self.registration = f"{directory}/plugins_registry/{driver}{suffix}-reg.sock"

@@ -139,6 +139,19 @@ async def test_without_a_usable_lock_nothing_is_published(kubelet_dir: str) -> N
 
 
 @pytest.mark.virtual_time
+async def test_watched_directories_are_checked_seldom_except_for_what_causes_no_event(kubelet_dir: str) -> None:
+    driver = ServedDriver(kubelet_dir, check_interval=3600.0)
+    async with serving(driver):
+        await driver.registered()
+        assert await driver.service._reconcile() == 3600
+        async with serving(ServedDriver(kubelet_dir, instance=UID)) as other:
+            await other.waits_for_registration()
+            assert await driver.service._reconcile() == 30
+        assert await driver.service._reconcile() == 3600
+        os.mkdir(f"{kubelet_dir}/plugins_registry/subdirectory")
+        assert await driver.service._reconcile() == 30
+
+
 async def test_a_lost_connection_creates_the_registration_socket_again(driver: ServedDriver) -> None:
     first = os.stat(driver.registration).st_ino
     async with rpc.Channel(driver.endpoint) as channel:

@@ -42,6 +42,8 @@ class OtherRegistrations:
         self._known: dict[str, tuple[sockets.Identity, OtherPlugin | None]] = {}
         self._unanswered: frozenset[str] = frozenset()
         self._retry = _FIRST_RETRY
+        # Whether a change may cause no event of the directory: a process ends, or a socket is in a subdirectory.
+        self.need_polling = False
 
     @property
     def retry(self) -> float | None:
@@ -62,6 +64,7 @@ class OtherRegistrations:
         self._retry = min(2 * self._retry, _LAST_RETRY) if unanswered == self._unanswered else _FIRST_RETRY
         self._unanswered = unanswered
         others = [plugin for _, plugin in self._known.values() if plugin is not None]
+        self.need_polling = bool(others) or _has_subdirectory(self._registry)
         return tuple(plugin for plugin in others if sockets.listener(plugin.path) is not None)
 
     async def _find(
@@ -90,6 +93,14 @@ class OtherRegistrations:
                     raise
                 return OtherPlugin(path, info.endpoint[:_MAX_ENDPOINT], ours=False)
             return OtherPlugin(path, info.endpoint, ours=True)
+
+
+def _has_subdirectory(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(entry.is_dir() for entry in entries)
+    except OSError:
+        return False
 
 
 def _sockets_below(directory: str) -> Iterator[str]:

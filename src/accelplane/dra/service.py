@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 # The kubelet uses the first one of DRAPlugin that it knows.
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 _NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
-_CHECK_INTERVAL = 30.0  # finds lost sockets where inotify is missing
+CHECK_INTERVAL = 30.0  # finds lost sockets where inotify is missing
 _LOCK_RETRY, _OBSTACLE_RETRY, _ERROR_RETRY = 1.0, 2.0, 10.0
 _DRAIN_LIMIT = 25.0
 _HANDOVER = 2.0  # the kubelet finds a removed registration socket within a second
@@ -84,12 +84,14 @@ class DriverService:
         registered: Callable[[bool], None],
         on_event: Callable[[Reason, str, ClaimRef | None], None] = lambda _reason, _text, _claim: None,
         instance: str = "",
+        check_interval: Callable[[], float] = lambda: CHECK_INTERVAL,
     ) -> None:
         """`pool` is the pool of the devices of `health`. `instance` is the pod's UID, "" for the only instance.
 
         `registered` is called with True when this instance may publish slices, again after each registration by the
         kubelet, and with False when it may no longer. `on_event` gets reason and text of events, about the node or a
-        claim. Raises `ValueError`, also `sockets.SocketPathError`.
+        claim. `check_interval` has the seconds between passes without events: long if the caller's watches miss none.
+        Raises `ValueError`, also `sockets.SocketPathError`.
         """
         if len(driver) > _MAX_DRIVER or not _DRIVER.fullmatch(driver):
             raise ValueError(f"driver name {driver!r}: expected a DNS subdomain of at most {_MAX_DRIVER} characters")
@@ -98,6 +100,7 @@ class DriverService:
         self._paths = driver_paths(driver, kubelet_dir, instance)
         self._version = kubelet_version
         self._registered = registered
+        self._check_interval = check_interval
         self._on_event = on_event
         self._health_changed = health_changed
         self._claims = ClaimCalls(driver, preparer, on_event)
@@ -166,7 +169,7 @@ class DriverService:
         if not self._has_registry():
             await self._withdraw()
             self._report(f"{self._paths.registry} does not exist, expected the kubelet to create it", level=v(1))
-            return _CHECK_INTERVAL
+            return self._check_interval()
         try:
             await self._serve()
             if problem := await self._obstacle():
@@ -238,7 +241,7 @@ class DriverService:
     def _update_registered(self) -> float:
         """Publishes while registered. Returns the seconds until the next pass. Raises `OSError` without a lock file."""
         now, version = _now(), self._version()
-        waits = [_CHECK_INTERVAL]
+        waits = [CHECK_INTERVAL if self._others.need_polling else self._check_interval()]
         registered = self._policy.is_registered(version)
         if registered and not self._lock.acquire():
             waits.append(_LOCK_RETRY)

@@ -15,7 +15,7 @@ from accelplane.dra.events import EventWriter, Reason
 from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, Pool
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.publisher import Pace, SlicePublisher
-from accelplane.dra.service import DriverService
+from accelplane.dra.service import CHECK_INTERVAL, DriverService
 from accelplane.dra.slicewatch import SliceWatches
 from accelplane.host import Host
 from accelplane.kubelet.notifier import Notifier
@@ -108,6 +108,7 @@ class Driver:
             registered=self._set_registered,
             on_event=self._record_event,
             instance=access.instance,
+            check_interval=lambda: settings.safety_interval if watcher.complete else CHECK_INTERVAL,
         )
 
     async def run(self) -> None:
