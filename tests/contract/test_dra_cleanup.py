@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sliceservers import NODE, SliceServer
 from waiting import until
 
-from accelplane.apiserver import ClientConfig
+from accelplane.apiserver import ClientConfig, NoCredentials
 from accelplane.cli import dracleanup
 
 
@@ -144,6 +144,23 @@ async def test_the_slices_of_another_node_are_not_removed(node: DraNode, capsys:
     assert await clean_up(node) == 1
     assert "the boot ID of the Node is another, that of this host is this" in capsys.readouterr().err
     assert len(node.published()) == 2
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_a_kubeconfig_that_is_given_must_be_usable(
+    node: DraNode, given: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most nodes have none, and the kubelet removes the slices."""
+
+    def unusable(_path: str) -> ClientConfig:
+        raise NoCredentials("/etc/config", "expected a kubeconfig")
+
+    monkeypatch.setattr(dracleanup, "load_config", unusable)
+    async with node.agent_running():
+        await node.until_registered()
+    assert await clean_up(node, options={"kubeconfig": "/etc/config" if given else ""}) == 1
+    assert ("ResourceSlices not removed" in capsys.readouterr().err) is not given
+    assert bool(left(node)) is given
 
 
 async def test_a_directory_that_cannot_be_read_is_an_error(

@@ -21,6 +21,7 @@ from msgspec import Struct
 from accelplane.apiserver import (
     ApiError,
     ApiServer,
+    NoCredentials,
     NotFound,
     StatusError,
     Unreachable,
@@ -172,17 +173,23 @@ def _remove_claims(driver: str, kubelet_dir: str, cdi_dir: str, host: Host, *, f
 
 
 async def _check_node(node: str, kubeconfig: str, boot_id: str) -> None:
-    """Raises `CleanupError` or `NoCredentials` if the slices of this node could not be found or removed.
+    """Raises `CleanupError` for another node than this one, or `NoCredentials` if a given kubeconfig cannot be used.
 
-    The kubelet writes the boot ID into its Node. The ResourceSlices of another node must not be removed.
+    The kubelet writes the boot ID into its Node. The ResourceSlices of another node must not be removed. Without any
+    kubeconfig, as on most nodes, the kubelet removes the slices.
     """
     if not node:
         raise CleanupError("the name of the node is not known; use --node or the variable NODE_NAME")
     if not _NODE_NAME.fullmatch(node):
         raise CleanupError(f"--node {node[:80]!a}: expected the name of a Node, such as worker-1")
-    api = ApiServer(load_config(kubeconfig))
     try:
+        api = ApiServer(load_config(kubeconfig))
         api.check()
+    except NoCredentials:
+        if kubeconfig:
+            raise
+        return
+    try:
         found = await api.get(resource_path("", "v1", "nodes", name=node), _Node)
     except (StatusError, Unreachable):
         return  # a deleted Node has no slices, and other errors are reported when slices are removed
