@@ -29,6 +29,7 @@ from accelplane.apiserver import (
     object_path,
     resource_path,
 )
+from accelplane.dra.boot import MARKER
 from accelplane.dra.journal import JournalError
 from accelplane.dra.resourceslice import API_VERSIONS, GROUP, PLURAL
 from accelplane.dra.store import ClaimStore
@@ -95,6 +96,8 @@ def run(
                 os.unlink(dra_label_path(nfd_dir, driver))
         print(f"{driver}: removed")
     shutil.rmtree(f"{kubelet_dir}/plugins/{_OWNERS}", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(f"{cdi_dir}/{MARKER}")
     if not drivers:
         print(f"{kubelet_dir}/plugins: no DRA driver of this program has left anything")
     else:
@@ -112,10 +115,9 @@ def run(
 
 
 def _text(error: Exception) -> str:
-    if not isinstance(error, OSError) or not error.filename:
-        return str(error)
-    advice = "; run the command as root" if isinstance(error, PermissionError) else ""
-    return f"{error.filename}: {error.strerror}{advice}"
+    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    is_local = isinstance(error, (OSError, HostError, JournalError))
+    return f"{text}; run the command as root" if is_local and os.geteuid() != 0 else text
 
 
 def _drivers(root: str, kubelet_dir: str) -> Iterator[str]:
