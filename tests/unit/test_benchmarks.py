@@ -30,6 +30,13 @@ def test_a_run_prints_a_table_and_writes_the_same_figures_as_json(tmp_path: Path
     assert written["machine"]["cores"] >= 1
 
 
+@pytest.mark.untraced
+def test_all_benchmarks_can_be_imported_outside_of_pytest() -> None:
+    program = "from benchmarks import __main__, run_one\nfor name in __main__.NAMES: run_one.load(name)"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_an_unknown_benchmark_is_rejected_with_the_list_of_benchmarks() -> None:
     result = run("--only", "scan,speed")
     assert result.returncode == 2
