@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from drapools import functions, offer, offers
+from kwokslices import foreign_slice, node_slices, simulated_offers
+from manifests import DEPLOY, render
 from slicerules import INVALID, VALID, Json, document
 
 from accelplane.apiserver import ApiServer, load_config
@@ -20,6 +23,7 @@ from accelplane.dra.resourceslice import ResourceSlice, from_api
 
 from .build import kubernetes_minor
 from .cluster import Cluster
+from .machine import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -145,6 +149,58 @@ def test_the_local_rules_are_those_of_the_api_server(cluster: Cluster, profile: 
     for device, _field in INVALID:
         # Versions before 1.37 divide by a step of 0.
         assert cluster.request("POST", f"{SLICES}?dryRun=All", typed(device))[0] in {400, 422, 500}, device
+
+
+def claiming(cluster: Cluster, namespace: str, name: str, device_class: str, **request: Any) -> None:
+    """Creates a pod, and a claim of the class, with this name."""
+    exactly = {"deviceClassName": device_class, **request}
+    claim = {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
+    container = {"name": "main", "image": "main", "resources": {"claims": [{"name": "device"}]}}
+    pod = {"containers": [container], "resourceClaims": [{"name": "device", "resourceClaimName": name}]}
+    path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims"
+    assert cluster.request("POST", path, {"metadata": {"name": name}, "spec": claim})[0] == 201
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    assert cluster.request("POST", path, {"metadata": {"name": name}, "spec": pod})[0] == 201
+
+
+def test_no_shipped_class_fails_on_devices_of_other_drivers(cluster: Cluster, profile: str, tmp_path: Path) -> None:
+    if kubernetes_minor() < 34:
+        pytest.skip("resource.k8s.io/v1 needs Kubernetes 1.34")
+    has_gates = kubernetes_minor() >= 36 or profile == ALL
+    features = Features(taints=has_gates, counters=has_gates, consumable=has_gates)
+    offered = simulated_offers(tmp_path)
+    classes = [each for tree in ("classes", "extended-resources") for each in render(DEPLOY / "dra" / tree)]
+    unguarded = {"selectors": [{"cel": {"expression": f'device.attributes["{GPU}"].type != "tile"'}}]}
+    version = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+    cluster.apply(*classes, {**version, "metadata": {"name": "unguarded"}, "spec": unguarded})
+    names = [each["metadata"]["name"] for each in classes]
+    for node in cluster.add_kwok_nodes(2):
+        layout = "together" if kubernetes_minor() == 34 else "separate"
+        for body in (*node_slices(node, "", offered, features=features, layout=layout), foreign_slice(node)):
+            assert cluster.request("POST", SLICES, body)[0] == 201, body["metadata"]
+    try:
+        with cluster.namespace("classes") as namespace:
+            for name in names:
+                claiming(cluster, namespace, name, name)
+            claiming(cluster, namespace, "unguarded", "unguarded", allocationMode="All")
+
+            def conditions() -> dict[str, Json]:
+                pods = (cluster.get(f"/api/v1/namespaces/{namespace}/pods") or {"items": []})["items"]
+                return {
+                    pod["metadata"]["name"]: each
+                    for pod in pods
+                    for each in pod["status"].get("conditions", ())
+                    if each["type"] == "PodScheduled"
+                }
+
+            wait_until(lambda: conditions().keys() == {*names, "unguarded"}, "attempts for all pods")
+            found = conditions()
+            assert "CEL runtime error" in found.pop("unguarded")["message"]
+            assert {each.get("reason") for each in found.values()} <= {None, "Unschedulable"}
+            scheduled = {name for name, each in found.items() if each["status"] == "True"}
+            assert scheduled >= offered.keys() | ({"gpu-tile.intel.com"} if has_gates else set())
+    finally:
+        cluster.request("DELETE", SLICES)
 
 
 def typed(device: Json) -> Json:
