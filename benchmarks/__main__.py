@@ -36,6 +36,7 @@ NAMES = (
     "operator",
     "fleet",
     "onload",
+    "scheduler",
     "products",
     "helm",
 )

@@ -24,7 +24,7 @@ from . import settings
 from .apiclient import ApiClient, Object
 from .build import Assets, ClusterError, assets
 from .images import busybox_image, image_from_program
-from .machine import Argument, Machine, wait_until
+from .machine import GO, Argument, Machine, wait_until
 from .network import Network
 from .node import Node, NodePlan
 from .pki import Authority, Credentials, signing_key
@@ -66,8 +66,10 @@ class Cluster:
         claim: Claim,
         shares: Sequence[Path] = (),
         silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
+        *,
         apiserver: Sequence[str] = (),
         gates: Sequence[str] = (),
+        variables: Mapping[str, str] = GO,
     ) -> None:
         self.directory = claim.directory
         self.number = claim.number
@@ -90,6 +92,7 @@ class Cluster:
             path=self.path,
             shares=self.shares,
             owned=self.owned,
+            variables=variables,
         )
         self.network = Network(self.addresses, self.control, self.nodes, claim.host_port)
         control = self.control
@@ -118,18 +121,20 @@ class Cluster:
         silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
         apiserver: Sequence[str] = (),
         gates: Sequence[str] = (),
+        variables: Mapping[str, str] = GO,
     ) -> Iterator[Cluster]:
         """A cluster whose nodes are Ready, for the duration of the block.
 
         ``shares`` are further host directories, mounted read-only at the same path. A node that sends
         no heartbeat for ``silence`` seconds is lost; kwok on a busy computer needs more for many nodes. An
         owned cluster also ends when this process ends for any reason. ``apiserver`` are further options
-        of the API server, ``gates`` the feature gates that the control plane enables.
+        of the API server, ``gates`` the feature gates that the control plane enables, ``variables`` the environment of
+        its programs.
         """
         if problem := why_unavailable():
             raise ClusterError(f"no cluster can be started: {problem}")
         with claimed(name or f"process {os.getpid()}", owned=owned) as claim:
-            cluster = cls(claim, shares, silence, apiserver, gates)
+            cluster = cls(claim, shares, silence, apiserver=apiserver, gates=gates, variables=variables)
             try:
                 cluster.start(nodes)
                 yield cluster

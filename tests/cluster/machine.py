@@ -31,7 +31,7 @@ _NETLINK_KOBJECT_UEVENT = 15
 _ACK_FLAGS = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
 _uevent_numbers = itertools.count(1)
 # Garbage collection uses a sixth of the processor time of a short-lived control plane. The limit is a soft one.
-_GO = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
+GO = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
 
 Argument = str | Path
 
@@ -51,13 +51,22 @@ class Machine:
     """One set of namespaces with a disk that survives ``power_off`` and ``power_on``."""
 
     def __init__(
-        self, name: str, disk: Path, *, cgroup: str, path: str, shares: Sequence[Path] = (), owned: bool = True
+        self,
+        name: str,
+        disk: Path,
+        *,
+        cgroup: str,
+        path: str,
+        shares: Sequence[Path] = (),
+        owned: bool = True,
+        variables: Mapping[str, str] = GO,
     ) -> None:
         self.name = name
         self.disk = disk
         self.cgroup = cgroup
         self.daemons: dict[str, Daemon] = {}
         self._path = path
+        self._variables = variables
         self._shares = shared_directories(shares)
         self._owned = owned
         self._first: subprocess.Popen[bytes] | None = None
@@ -143,7 +152,7 @@ class Machine:
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         variables = {"PATH": self._path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb"}
-        return variables | _GO | dict(extra or {})
+        return variables | dict(self._variables) | dict(extra or {})
 
     def run(
         self,

@@ -19,6 +19,7 @@ DNS_SERVICE = "10.96.0.10"
 PODS = "10.244.0.0/16"
 _KWOK_NODES = IPv4Network("198.18.0.0/15")
 API_PORT = 6443
+SCHEDULER_PORT = 10259
 KUBELET_HEALTH_PORT = 10248
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 # Tests can write certs.d/HOST/hosts.toml, which containerd reads with each pull.
@@ -129,7 +130,11 @@ def controller_manager(silence: int) -> list[str]:
 
 
 def scheduler() -> list[str]:
-    return ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf", "--leader-elect=false", *_UNTHROTTLED]
+    return [
+        "kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf", "--leader-elect=false",
+        # Benchmarks read its metrics and memory.
+        "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics,/debug/pprof/heap", *_UNTHROTTLED,
+    ]  # fmt: skip
 
 
 def kwok(silence: int) -> list[str]:
