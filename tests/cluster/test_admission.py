@@ -13,9 +13,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from manifests import DEPLOY, render
 from msgspec.structs import replace
 from waiting import until
 
+from accelplane.admission import deviceconfig
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
 from accelplane.http.servingtls import ServingTls
 from accelplane.kube.admission import AdmissionServer, Hook, denying
@@ -24,6 +26,7 @@ from accelplane.kube.client import Client, load_config
 from accelplane.kube.trust import ServiceReference, Target, TargetKind, Trust, TrustSettings, WebhookEntry
 from accelplane.kube.truststore import ClusterTrustStore
 
+from .build import kubernetes_minor
 from .cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -232,3 +235,63 @@ async def test_two_programs_share_one_certificate_whoever_is_first(api: Cluster)
     finally:
         api.request("DELETE", f"{HOOKS}/injected")
         api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/secrets/own")
+
+
+def configured(kind: str, driver: str = "fpga.intel.com", **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The path for objects of the kind, and an object with a configuration."""
+    parameters = {"apiVersion": f"{driver}/v1alpha1", "kind": "FpgaConfig", **fields}
+    config = [{"opaque": {"driver": driver, "parameters": parameters}}]
+    claim = {"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "a"}}], "config": config}}
+    specs = {"resourceclaims": claim, "resourceclaimtemplates": {"spec": claim}, "deviceclasses": {"config": config}}
+    place = "" if kind == "deviceclasses" else f"/namespaces/{NAMESPACE}"
+    path = f"/apis/resource.k8s.io/v1{place}/{kind}"
+    return path, {"metadata": {"name": "configured"}, "spec": specs[kind]}
+
+
+async def test_configurations_of_claims_and_classes_are_checked_and_other_objects_do_not_wait(api: Cluster) -> None:
+    if kubernetes_minor() < 34:
+        pytest.skip("resource.k8s.io/v1 needs Kubernetes 1.34")
+    name = "ValidatingWebhookConfiguration"
+    (document,) = (each for each in render(DEPLOY / "operator/overlays/dra-webhook") if each["kind"] == name)
+    document["webhooks"] = document["webhooks"][-1:]
+
+    async def send(path: str, body: dict[str, Any], method: str = "POST", **more: Any) -> str:
+        status, answer = await asyncio.to_thread(api.request, method, path, body, **more)
+        return "" if status < 300 else f"{status}: {answer['message']}"
+
+    async def denied(kind: str, **fields: Any) -> str:
+        path, body = configured(kind, **fields)
+        return await send(f"{path}?dryRun=All", body | {"metadata": {"generateName": "a-"}})
+
+    old = configured("deviceclasses", relase="reset")
+    assert await send(*old) == ""
+    server = AdmissionServer([deviceconfig.validator()])
+    port = await server.start(None, 0, served_by(api).connection_context)
+    client = {"url": f"https://{NAME}:{port}{deviceconfig.PATH}", "caBundle": base64.b64encode(api.authority).decode()}
+    document["webhooks"][0]["clientConfig"] = client
+    api.apply(document)
+    try:
+
+        async def is_called() -> bool:
+            return bool(await denied("resourceclaims", relase="reset"))
+
+        await until(is_called, 30)
+        for kind in ("resourceclaims", "resourceclaimtemplates", "deviceclasses"):
+            assert "unknown field 'relase' of FpgaConfig; did you mean release?" in await denied(kind, relase="keep")
+            assert await denied(kind, afu="abc") == ""
+        assert "release can only be set in a device class" in await denied("resourceclaims", release="reset")
+        assert await denied("deviceclasses", release="reset") == ""
+        before = server.stats[deviceconfig.PATH].codes.total()
+        assert await denied("resourceclaims", driver="net.example.com", relase="reset") == ""
+        assert server.stats[deviceconfig.PATH].codes.total() == before
+        label = {"metadata": {"labels": {"a": "b"}}}
+        patch = "application/merge-patch+json"
+        assert await send(f"{old[0]}/configured", label, "PATCH", content=patch) == ""
+        changed = {"spec": configured("deviceclasses", relase="keep")[1]["spec"]}
+        assert "did you mean release?" in await send(f"{old[0]}/configured", changed, "PATCH", content=patch)
+        await server.stop(1)
+        assert await denied("resourceclaims", relase="reset") == ""
+    finally:
+        await server.stop(1)
+        api.kubectl("delete", name, document["metadata"]["name"])
+        api.kubectl("delete", "deviceclass", "configured")

@@ -14,6 +14,7 @@ from processes import Process, run_main
 from waiting import until
 from webhookprograms import files, page, port_of, review
 
+from accelplane.admission import deviceconfig
 from accelplane.cli import operator
 from accelplane.cli.goflags import parse
 from accelplane.kube.testing import apply_json_patch
@@ -103,6 +104,18 @@ async def test_pods_are_mutated_by_the_mappings_of_their_namespace(api: KubeApi,
 async def test_pods_without_sgx_are_unchanged(start: Start) -> None:
     port = await port_of(start("-devices=gpu,npu"))
     assert await review(port, "/mutate--v1-pod", {"metadata": {}, "spec": {"containers": []}}) == {"http": 404}
+
+
+async def test_configurations_of_claims_are_checked(start: Start) -> None:
+    port = await port_of(start("-devices=gpu"))
+    opaque = {
+        "driver": "gpu.intel.com",
+        "parameters": {"apiVersion": "gpu.intel.com/v1alpha1", "kind": "GpuConfig", "acess": "vfio"},
+    }
+    claim = {"spec": {"devices": {"config": [{"opaque": opaque}]}}}
+    answer = await review(port, deviceconfig.PATH, claim, "ResourceClaim", "resource.k8s.io")
+    assert not answer["allowed"]
+    assert "did you mean access?" in answer["status"]["message"]
 
 
 async def test_an_older_installation_works_without_its_missing_objects(api: KubeApi, start: Start) -> None:

@@ -55,9 +55,10 @@ async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) 
     return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
 
 
-async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
+async def review(port: int, path: str, thing: dict[str, Any], kind: str = "", group: str = "") -> dict[str, Any]:
     """The response to a review of this object, or only the HTTP status."""
-    request = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
+    request = {"uid": "u", "operation": "CREATE", "name": "mine", "object": thing}
+    request["kind"] = {"group": group, "kind": kind}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(), server_hostname="localhost")
     head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"

@@ -130,8 +130,9 @@ def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
         ("default", {}),
         ("overlays/default-with-certmanager", CERT_MANAGER),
         ("overlays/dra", {"manager": {"dra": True}}),
+        ("overlays/dra-webhook", {"manager": {"dra": True, "draWebhook": True}}),
     ],
-    ids=["own", "certmanager", "dra"],
+    ids=["own", "certmanager", "dra", "dra-webhook"],
 )
 def test_the_operator_chart_renders_the_objects_of_the_kustomization(tree: str, values: Object) -> None:
     found, expected = by_name(template(OPERATOR, NAMESPACE, **values)), expected_objects(tree)

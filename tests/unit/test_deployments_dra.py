@@ -26,6 +26,7 @@ from manifests import (
     trees,
 )
 
+from accelplane.admission import deviceconfig
 from accelplane.cli.goflags import flags_of, parse
 from accelplane.dra import configuration
 from accelplane.dra.configuration import GpuConfig
@@ -331,3 +332,25 @@ def test_the_arguments_are_flags_of_the_agent_and_hand_all_devices_to_claims(tre
     values, others = parse(flags_of(Settings), words)
     assert others == []
     assert DeviceApis.of(str(values["dra-api"])) == DeviceApis(default="dra")
+
+
+# The webhook of the operator
+
+
+def test_the_overlay_with_the_webhook_adds_one_entry_that_admits_objects_while_it_is_not_reachable() -> None:
+    with_webhook, without = (
+        {(each["kind"], each["metadata"]["name"]): each for each in render(DEPLOY / f"operator/overlays/{name}")}
+        for name in ("dra-webhook", "dra")
+    )
+    name = ("ValidatingWebhookConfiguration", "inteldeviceplugins-validating-webhook-configuration")
+    *others, webhook = with_webhook[name]["webhooks"]
+    assert with_webhook | {name: with_webhook[name] | {"webhooks": others}} == without
+    assert webhook["clientConfig"]["service"] == others[0]["clientConfig"]["service"] | {"path": deviceconfig.PATH}
+    assert (webhook["failurePolicy"], webhook["sideEffects"], webhook["timeoutSeconds"]) == ("Ignore", "None", 5)
+    assert {resource for rule in webhook["rules"] for resource in rule["resources"]} == {
+        "resourceclaims", "resourceclaimtemplates", "deviceclasses"
+    }  # fmt: skip
+    # The spec of claims and templates cannot change, but the scheduler and controllers update their metadata.
+    assert [rule["resources"] for rule in webhook["rules"] if "UPDATE" in rule["operations"]] == [["deviceclasses"]]
+    drivers = re.findall(r"'([a-z.]+\.com)'", webhook["matchConditions"][0]["expression"])
+    assert drivers == sorted(configuration.KINDS)

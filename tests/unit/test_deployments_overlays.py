@@ -36,6 +36,7 @@ OTHERS = [
     "operator/overlays/ocp",
     "sgx_plugin/overlays/epc-register",
     "operator/overlays/dra",
+    "operator/overlays/dra-webhook",
     "accelplane_node/overlays/dra",
     "accelplane_node/overlays/fpga",
     "accelplane_node/overlays/clients",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from accelplane.admission import sgx
+from accelplane.admission import deviceconfig, sgx
 from accelplane.admission.mapping_controller import add_fpga_admission
 from accelplane.admission.sgx import SgxOptions
 from accelplane.http.servingtls import ServingTls, TlsSettings
@@ -82,6 +82,7 @@ def _manager(client: Client, options: Options, extend: Extension | None) -> Mana
 
 def _hooks(manager: Manager, by_family: Mapping[str, PluginController], options: Options) -> Iterator[Hook]:
     yield from hooks(by_family, options.settings)
+    yield deviceconfig.validator()
     if "sgx" in by_family:
         yield sgx.mutator(options.sgx)
     if "fpga" in by_family:
