@@ -72,7 +72,7 @@ async def test_it_leaves_nothing_after_the_pods_have_ended(node: DraNode, tmp_pa
         await until(lambda: not node.claims())
     assert os.listdir(node.settings.nfd_dir) == [f"accelplane-dra-{GPU}.txt"]
     assert await clean_up(node, options={"nfd_dir": node.settings.nfd_dir}) == 0
-    assert left(node) == os.listdir(node.settings.nfd_dir) == []
+    assert left(node) == os.listdir(node.settings.nfd_dir) == os.listdir(node.settings.cdi_dir) == []
     assert node.published() == []
     assert await clean_up(node) == 0
 
@@ -172,5 +172,6 @@ async def test_a_directory_that_cannot_be_read_is_an_error(
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(dracleanup.os, "listdir", denied)
+    monkeypatch.setattr(dracleanup.os, "geteuid", lambda: 65534)
     assert await clean_up(node) == 1
     assert f"{plugins}: Permission denied; run the command as root" in capsys.readouterr().err
