@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draclaims import UnitOffers, World, devices_of, error_of, ref
@@ -12,6 +13,7 @@ from trees import link, write
 from waiting import until
 
 from accelplane.devices import Allocation, Unit
+from accelplane.dra import hardware
 from accelplane.dra.configuration import VFIO_CLASS
 from accelplane.dra.journal import Rebind
 from accelplane.dra.model import ClaimError, ClaimRef, Offer
@@ -279,3 +281,38 @@ async def test_admin_access_to_all_devices_does_not_need_those_that_are_bound_to
     assert "UNIT0=0000:62:00.1" in world.cdi_file("a2")["a2-r0"]["env"]
     await preparer.unprepare([claim])
     assert driver_of(world.host, VFS[0]) == "vfio-pci"
+
+
+async def test_function_that_another_instance_releases_meanwhile_is_checked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver was that of another claim, so nothing would have to be changed or undone."""
+    first, second = await world.start(), await world.start()
+    a1 = world.claim("a1", world.device(), config=[vfio_config()])
+    b2 = world.claim("b2", world.device(), config=[vfio_config()])
+    begun, bound, checked, released = (threading.Event() for _ in range(4))
+    undo_steps = hardware.undo_steps
+
+    def delayed(host: Host, device: hardware.ClaimDevice, *arguments: Any, **options: Any) -> Any:
+        if device.holding.cdi_ids[0].endswith(f"=a1-{world.device()}") or begun.is_set():
+            return undo_steps(host, device, *arguments, **options)
+        begun.set()
+        bound.wait(10)
+        found = undo_steps(host, device, *arguments, **options)
+        checked.set()
+        released.wait(10)
+        return found
+
+    monkeypatch.setattr(hardware, "undo_steps", delayed)
+    call = asyncio.create_task(second.prepare([b2]))
+    await until(begun.is_set)
+    devices_of((await first.prepare([a1]))["a1"])
+    bound.set()
+    await until(checked.is_set)
+    await first.unprepare([a1])
+    released.set()
+
+    devices_of((await call)["b2"])
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"
+    await second.unprepare([b2])
+    assert driver_of(world.host, VFS[0]) == "4xxxvf"

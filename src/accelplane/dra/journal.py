@@ -167,6 +167,7 @@ class Journal:
         self._directory = directory
         self._claims = f"{directory}/claims"
         self._locked: int | None = None  # the open file, while it is locked
+        self.changes_of_others = 0  # that were found by `entries`, or more
         self._view: tuple[int, ...] = ()  # the state of the lock's file and the directory that the following is of
         self._known: Mapping[str, _Known] = {}
         self._entries: Mapping[str, Entry] = {}
@@ -248,6 +249,7 @@ class Journal:
         """
         view = self._stamp()
         if view != self._view:
+            self.changes_of_others += 1
             self._read_all()
             self._view = view if view == self._stamp() else ()  # a file may have been set aside
         return self._entries

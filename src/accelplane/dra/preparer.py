@@ -27,7 +27,7 @@ from accelplane.dra.devicestatus import DeviceStatus
 from accelplane.dra.events import Reason
 from accelplane.dra.hardware import ClaimDevice
 from accelplane.dra.journal import Entry, Holding, Rebind, UndoStep
-from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offers, PreparedDevice
+from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offer, Offers, PreparedDevice
 from accelplane.dra.store import ClaimStore, EntryChangedError
 from accelplane.dra.unusedclaims import UnusedClaims
 from accelplane.host import Host
@@ -266,8 +266,8 @@ class Preparer:
             for device in devices
         }
         variables = await planning.request_variables(devices, wanted.uid, self._offers.allocation)
-        holders = planning.function_holders(wanted.uid, self._store.entries.values(), self._offers.units())
-        steps, wanted, conflict = await in_thread(lambda: self._begin(wanted, before, devices, holders))
+        offers = self._offers.units()
+        steps, wanted, conflict = await in_thread(lambda: self._begin(wanted, before, devices, offers))
         if conflict is not None:
             return conflict
         self._changed.notify_all()
@@ -285,10 +285,14 @@ class Preparer:
         return [holding.prepared for holding in done.devices]
 
     def _begin(
-        self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice], holders: Mapping[str, str]
+        self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice], offers: Mapping[str, Offer]
     ) -> tuple[Sequence[Sequence[UndoStep]], Entry, planning.Conflict | None]:
         """Writes the entry with its undo steps, which are returned by device. Blocks."""
+        changes = self._store.check(wanted)
+        if isinstance(changes, planning.Conflict):
+            return (), wanted, changes
         host = self._host.fresh()
+        holders = planning.function_holders(wanted.uid, self._store.entries.values(), offers)
         steps = [hardware.undo_steps(host, each, holders, manage_binding=self._manage_binding) for each in devices]
         undo = list(self._earlier_undo(wanted.uid, before))
         undo += [step for own in steps for step in own if step not in undo]
@@ -296,7 +300,7 @@ class Preparer:
             wanted, undo=undo, bound=planning.bound_units(devices, undo), config=planning.used_config(devices)
         )
         self._tasks.check_open()
-        return steps, wanted, self._store.begin(wanted, before)
+        return steps, wanted, self._store.begin(wanted, before, changes)
 
     async def _plugin_edits(self, unit: str) -> cdi.Edits:
         """What the plugin gives a container with the unit. Raises `AllocationError`."""

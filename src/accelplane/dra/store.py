@@ -120,12 +120,20 @@ class ClaimStore:
             )
         return planning.conflict(wanted, self.entries.values())
 
-    def begin(self, entry: Entry, before: Entry | None) -> planning.Conflict | None:
+    def check(self, wanted: Entry) -> planning.Conflict | int:
+        """A conflict by the journal as it is now, or the number of changes by other instances for `begin`."""
+        self.refresh()
+        return self.conflict(wanted) or self._journal.changes_of_others
+
+    def begin(self, entry: Entry, before: Entry | None, changes: int) -> planning.Conflict | None:
         """Writes the entry, before the first change for the claim, unless another claim holds a device of it.
 
-        `before` is the claim's entry now. Raises `EntryChangedError` if it is not.
+        `before` is the claim's entry now, and `changes` the result of `check` before the devices were looked at: the
+        undo steps are what another instance has left. Raises `EntryChangedError` if they are not.
         """
         with self._unchanged(entry.uid, before):
+            if changes != self._journal.changes_of_others:
+                raise EntryChangedError(entry.uid)
             if (found := self.conflict(entry)) is None:
                 self._journal.save(entry)
                 self._read()
