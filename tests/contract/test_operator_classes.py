@@ -9,6 +9,8 @@ from manifests import own_image
 from pluginoperators import condition, has_condition, operator, put
 from waiting import until
 
+from accelplane.operator import classcontroller
+
 pytestmark = pytest.mark.virtual_time
 
 INTERFACE, AFU = "69528db6eb31577a8c3668f9faa081f6", "d8424dc4a4a3c413f89e433683f9040b"
@@ -171,15 +173,18 @@ async def test_two_classes_with_a_resource_of_another_kind_are_reported(api: Kub
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_without_device_classes_resources_are_reconciled_as_before(api: KubeApi, status: int) -> None:
+async def test_without_device_classes_resources_are_reconciled_as_before(
+    api: KubeApi, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rights are those of older manifests, or the API server is older than 1.34."""
+    monkeypatch.setattr(classcontroller, "_UNSERVED_RETRY", 5.0)
     put_names(api)
     fault = api.fault("deviceclasses", status, times=1_000_000)
     async with operator(api, "fpga", dra=True):
         put_plugin(api, dra={})
         await until(lambda: has_condition(api, "Available", "True", family="fpga"))
         assert condition(api, CONFLICT, family="fpga") is None
-        await asyncio.sleep(1000)
+        await asyncio.sleep(20)
         assert api.count("GET .*deviceclasses") < 10
         fault.times = 0
-        await until(lambda: classes(api) == {AF_CLASS, REGION_CLASS}, 700)
+        await until(lambda: classes(api) == {AF_CLASS, REGION_CLASS}, 20)
