@@ -303,3 +303,13 @@ async def test_claims_do_not_count_as_gone_while_the_api_is_not_served(
 
     assert list(world.journal()) == ["a1"]
     assert "does not serve the API" in await refusal(preparer, world.claim("b2", world.device(1)))
+
+
+async def test_hook_that_does_not_return_does_not_keep_its_claim(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    preparer = await world.start(hook_limit=0.01, time_limit=5)
+    claim = world.claim("a1", world.device())
+    gate_hooks(world, monkeypatch)
+
+    assert "hooks of its plugin have not ended in 0.01 s" in await refusal(preparer, claim)
+    assert await preparer.unprepare([claim]) == {"a1": None}
+    assert world.leftovers() == []

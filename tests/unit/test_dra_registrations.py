@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accelplane.dra.registrations import OtherPlugin, OtherRegistrations
+from accelplane import rpc
+from accelplane.dra.registrations import GET_INFO, OtherPlugin, OtherRegistrations
+from accelplane.kubelet import pluginregistration_v1_pb2 as pb
 
 
 def listening(path: Path) -> socket.socket:
@@ -49,3 +51,16 @@ async def test_sockets_of_plugins_that_have_ended_are_asked_less_and_less_often(
     listening(tmp_path / "new.sock").close()
     await others.update("")
     assert others.retry == 1
+
+
+async def test_a_plugin_with_an_answer_of_megabytes_is_not_read(tmp_path: Path) -> None:
+    async def get_info(_request: pb.InfoRequest) -> pb.PluginInfo:
+        return pb.PluginInfo(type="DRAPlugin", name="gpu.intel.com", endpoint="x" * 2_000_000)
+
+    server = rpc.RpcServer({GET_INFO: rpc.unary(pb.InfoRequest, pb.PluginInfo, get_info)})
+    await server.start(str(tmp_path / "0.sock"))
+    others = OtherRegistrations(str(tmp_path), "gpu.intel.com")
+
+    assert await others.update("") == ()
+    assert others.retry == 1
+    await server.stop()

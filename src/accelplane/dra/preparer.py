@@ -38,6 +38,7 @@ from accelplane.kubelet.podresources import NodeHolders
 log = logging.getLogger(__name__)
 
 TIME_LIMIT = 40.0  # the kubelet waits for 45 s
+HOOK_LIMIT = 30.0  # of the plugin's hooks for a claim
 ORPHAN_DELAY = 120.0  # longer than the kubelet takes to end the containers of a pod that was deleted by force
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _CONFLICT_ATTEMPTS = 8
@@ -76,6 +77,7 @@ class Preparer:
         time_limit: float = TIME_LIMIT,
         orphan_delay: float = ORPHAN_DELAY,
         retry_delay: float = RETRY_DELAY,
+        hook_limit: float = HOOK_LIMIT,
     ) -> None:
         self.driver = driver
         self._node = node
@@ -84,6 +86,7 @@ class Preparer:
         self._manage_binding = manage_binding
         self._names = names
         self._on_event = on_event
+        self._hook_limit = hook_limit
         self._claims = ClaimReader(api)
         self._unused = UnusedClaims(self._claims, holders, orphan_delay)
         self._store = ClaimStore(driver, directory, cdi_dir, groups=cdi_groups)
@@ -261,11 +264,16 @@ class Preparer:
         self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice]
     ) -> Devices | planning.Conflict:
         """Prepares a claim whose units are free in this process; their locks are held."""
-        edits = {
-            device.holding.device: await self._plugin_edits(device.unit.id) if device.from_plugin else cdi.Edits()
-            for device in devices
-        }
-        variables = await planning.request_variables(devices, wanted.uid, self._offers.allocation)
+        try:
+            async with asyncio.timeout(self._hook_limit):
+                edits = {
+                    each.holding.device: await self._plugin_edits(each.unit.id) if each.from_plugin else cdi.Edits()
+                    for each in devices
+                }
+                variables = await planning.request_variables(devices, wanted.uid, self._offers.allocation)
+        except TimeoutError:  # the claim could not be unprepared as long as a hook runs
+            device = wanted.devices[0].device
+            raise ClaimError(f"device {device}: hooks of its plugin have not ended in {self._hook_limit:g} s") from None
         offers = self._offers.units()
         steps, wanted, conflict = await in_thread(lambda: self._begin(wanted, before, devices, offers))
         if conflict is not None:

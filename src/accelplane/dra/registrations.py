@@ -21,7 +21,7 @@ IDENTIFY = "/accelplane.dra.Driver/Identify"
 _DEADLINE = 1.0
 _MAX_SOCKETS = 1000
 _MAX_CALLS = 16  # at once
-_MAX_ENDPOINT = 256
+_MAX_ENDPOINT, _MAX_MESSAGE = 256, 64 * 1024
 _FIRST_RETRY, _LAST_RETRY = 1.0, 30.0
 
 
@@ -81,7 +81,7 @@ class OtherRegistrations:
             return None
 
     async def _ask(self, path: str) -> OtherPlugin | None:
-        async with rpc.Channel(sockets.checked_path(path)) as channel:
+        async with rpc.Channel(sockets.checked_path(path), max_message=_MAX_MESSAGE) as channel:
             info = await channel.call(GET_INFO, pb.InfoRequest(), pb.PluginInfo, deadline=_DEADLINE)
             if info.type != PLUGIN_TYPE or info.name != self._driver:
                 return None
