@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from accelplane.cli.inspect import _report as inspect_report
 from accelplane.cli.inspect import chosen_plugins
 from accelplane.dra import catalog
 from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
+from accelplane.node import status_socket
 from accelplane.node.dra import node as node_module
 from accelplane.node.status import plugin_problems
 from accelplane.pages.local_status import local_status
@@ -25,7 +27,6 @@ from accelplane.pages.metrics import MetricsPage
 from accelplane.pages.observer import Observer
 from accelplane.pages.server import status_report
 from accelplane.report.inventory import NodeInventory
-from accelplane.report.local import decode_status
 
 GPU_POD = Pod("plain", containers={"main": {I915: 1}})
 
@@ -102,30 +103,36 @@ async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> Non
 
 async def test_a_device_that_only_its_claim_knows_is_shown_with_its_holder(node: DraNode) -> None:
     """A removed device has no ID of the device plugin any more, and neither has one that is bound to VFIO."""
-    async with node.agent_running() as agent:
-        first, _second = await node.until_registered()
+    agent = node.make_agent()
+    observer = Observer(agent)
+    agent.services["status"] = partial(
+        status_socket.serve, agent.settings, agent.program, partial(local_status, agent.status, observer)
+    )
+    node.make_agent = lambda: agent  # type: ignore[method-assign]
+    async with node.agent_running():
+        first, second = await node.until_registered()
         await node.run_pod("a", node.allocate(first, "a"))
         node.hardware.unplug(node.cards[0])
-        await until(lambda: any(unit.state == "gone" for unit in node.status.units.values()))
-        observer = Observer(agent)
-        try:
-            page = MetricsPage().render(agent.status(), await observer.contents()).decode()
-            inventory = msgspec.json.decode((await observer.inventory()).body, type=NodeInventory)
-            document = decode_status(await local_status(agent.status, observer))
-        finally:
-            await observer.close()
-        assert 'accelplane_dra_unhealthy_units{plugin="gpu",state="gone"} 1.0' in page.splitlines()
-        gone = next(unit for unit in inventory.units if unit.unit == "card0")
-        assert (gone.bdf, gone.phase, gone.reason, gone.owner, gone.published) == (
-            "0000:01:00.0", "unhealthy", "gone", "dra", True,
-        )  # fmt: skip
-        assert [(each.pod, each.via) for each in gone.holders] == [("a", "dra")]
-        assert document.units[GPU][first] == "card0"
+        await until(lambda: node.server.devices() == {first: f"{GPU}/gone=gone:NoExecute", second: ""})
+        await until(lambda: os.path.isdir(status_socket.directory(node.settings)))
+        page = MetricsPage().render(agent.status(), await observer.contents()).decode()
+        inventory = msgspec.json.decode((await observer.inventory()).body, type=NodeInventory)
         chosen = chosen_plugins(node.settings.root, "gpu", "")
-        (row,) = [
-            row for row in (await inspect_report(node.settings, chosen, "", only_names=True)).devices if row.id == first
-        ]
-        assert (row.resource, row.held_by) == (GPU, ("default/a/main (DRA)",))
+        rows = (await inspect_report(node.settings, chosen, "", only_names=False)).devices
+        await until(lambda: next(iter(node.status.units.values())).taints == [f"{GPU}/gone=gone:NoExecute"])
+    await observer.close()
+    assert 'accelplane_dra_unhealthy_units{plugin="gpu",state="gone"} 1.0' in page.splitlines()
+    assert [(each.unit, each.bdf, each.phase, each.reason, each.owner, each.published) for each in inventory.units] == [
+        ("card1", "0000:02:00.0", "healthy", "", "dra", True),
+        ("card0", "0000:01:00.0", "unhealthy", "gone", "dra", True),
+    ]
+    assert [[(each.pod, each.via) for each in unit.holders] for unit in inventory.units] == [[], [("a", "dra")]]
+    assert [
+        (each.resource, each.id, each.unit, each.health, each.owner, each.advertised, each.held_by) for each in rows
+    ] == [
+        (I915, "card1-0", "card1", "Healthy", "dra", True, ()),
+        (GPU, first, "card0", "Unhealthy", "dra", True, ("default/a/main (DRA)",)),
+    ]
 
 
 async def test_inspect_shows_the_problems_of_the_driver(node: DraNode) -> None:
