@@ -230,7 +230,7 @@ def test_a_gpu_that_vanishes_before_its_claim_is_prepared_is_named(node: DraNode
         wait_until(lambda: is_reserved(node) and "pod" in node.pods(), "the pod is scheduled", 30)
         node.unplug("card0")
         node.wait_devices([SECOND])
-    message = f"device {FIRST} is no longer on this node; delete the pod to get another one"
+    message = f"device {FIRST} is no longer on this node; delete the pod to get another device"
     wait_until(lambda: message in node.events("pod"), "event of the pod", 60)
     assert not node.left()
     node.delete("pod")
