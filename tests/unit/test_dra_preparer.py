@@ -74,6 +74,17 @@ async def test_repeated_prepare_works_while_the_api_server_is_away(world: World)
     assert "cannot be read" in await refusal(preparer, ref("b2"))
 
 
+async def test_each_call_that_changes_something_is_one_change_and_one_call_of_the_plugin(world: World) -> None:
+    preparer = await world.start()
+    claim = world.claim("a1", world.device())
+    before = preparer._changed.count
+    for call, expected in ((preparer.prepare, 1), (preparer.prepare, 1), (preparer.unprepare, 2)):
+        await call([claim])
+        await preparer.idle()
+        assert preparer._changed.count - before == expected
+    assert world.offers.allocations == 1
+
+
 async def test_missing_cdi_file_is_written_again_by_prepare_and_at_the_start(world: World) -> None:
     preparer = await world.start()
     claim = world.claim("a1", world.device())

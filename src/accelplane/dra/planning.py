@@ -13,7 +13,7 @@ from accelplane.dra.claims import Allocated, Claim, Result
 from accelplane.dra.configuration import KINDS, DeviceConfig, for_request, parsed
 from accelplane.dra.hardware import ClaimDevice, variables
 from accelplane.dra.journal import Damaged, Entry, Holding, Rebind, UndoStep
-from accelplane.dra.model import ClaimError, DeviceName, Offer
+from accelplane.dra.model import ClaimError, DeviceName, Offer, Offers
 from accelplane.host import pci_address
 
 _REPLACE = "delete the pod to get another device"
@@ -127,6 +127,33 @@ def bound_units(devices: Iterable[ClaimDevice], undo: Iterable[UndoStep]) -> lis
 def used_config(devices: Iterable[ClaimDevice]) -> list[Mapping[str, object]]:
     """The configuration of each device as it is recorded."""
     return [{"device": device.holding.device, **to_builtins(device.config)} for device in devices]
+
+
+async def allocations(
+    devices: Sequence[ClaimDevice], uid: str, offers: Offers
+) -> tuple[Mapping[str, cdi.Edits], Sequence[Mapping[str, str]]]:
+    """What the plugin gives containers with the devices, by device, and the variables of each request.
+
+    The hooks of the plugin are called once for the same units. Raises `AllocationError`.
+    """
+    known: dict[Sequence[str], Allocation] = {}
+
+    async def allocate(units: Sequence[str]) -> Allocation:
+        key = tuple(units)
+        if key not in known:
+            known[key] = await offers.allocation(key)
+        return known[key]
+
+    edits = {
+        each.holding.device: plugin_edits(offers, await allocate((each.unit.id,))) if each.from_plugin else cdi.Edits()
+        for each in devices
+    }
+    return edits, await request_variables(devices, uid, allocate)
+
+
+def plugin_edits(offers: Offers, found: Allocation) -> cdi.Edits:
+    """The files of an allocation."""
+    return cdi.edits(found.nodes, found.mounts, offers.cdi_devices(found.cdi_devices))
 
 
 async def request_variables(devices: Sequence[ClaimDevice], uid: str, allocate: Allocate) -> list[dict[str, str]]:

@@ -93,7 +93,8 @@ class Preparer:
         self._closing: asyncio.Task[None] | None = None
         self._adoption = Adoption(self._store, self._adopt if take_over else None, on_event)
         self._changed = Notifier()
-        self._tasks = ClaimTasks(time_limit, self._changed.notify_all)
+        self._reported: Sequence[Mapping[str, object]] = ()
+        self._tasks = ClaimTasks(time_limit, self._notify)
         self._cleanup = Cleanup(self._tasks, self._store, self._unused, retry_delay)
         status = DeviceStatus(api, self._claims, driver, node, self._store.entry)
         self._status = status if device_status else None
@@ -143,6 +144,13 @@ class Preparer:
     async def changed(self) -> None:
         await self._changed.wait()
 
+    def _notify(self) -> None:
+        """Notifies of a change since the last call, if there is one: each makes the agent check its units."""
+        found = self.prepared(), self.bound(), self.cleanup()
+        if found != self._reported:
+            self._reported = found
+            self._changed.notify_all()
+
     # The life of the owner.
 
     async def restore(self) -> None:
@@ -164,19 +172,19 @@ class Preparer:
             self._tasks.start("restore", entry.ref, self._finish_interrupted)
         if len(self._store.entries) > len(interrupted):
             self._cleanup.remove_unused(self._finish_orphan)
-        self._changed.notify_all()
+        self._notify()
 
     async def _adopt(self, found: ForeignClaims) -> None:
         entries = takeover.entries(found, self._names(), self._store.boot)
         units = {holding.unit for entry in entries for holding in entry.devices} & self._offers.units().keys()
         edits = {unit: await self._inherited_edits(unit) for unit in units}
         await in_thread(lambda: self._store.take_over(entries, edits))
-        self._changed.notify_all()
+        self._notify()
 
     async def _inherited_edits(self, unit: str) -> cdi.Edits:
         """What the CDI names of another driver mean for the unit, empty if it cannot be used now."""
         try:
-            found = await self._plugin_edits(unit)
+            found = planning.plugin_edits(self._offers, await self._offers.allocation((unit,)))
             return await in_thread(lambda: self._store.current_edits(self._host.fresh(), found))
         except EXPECTED as error:
             log.warning("%s: its CDI names of another driver are not defined: %s", unit, error)
@@ -266,11 +274,7 @@ class Preparer:
         """Prepares a claim whose units are free in this process; their locks are held."""
         try:
             async with asyncio.timeout(self._hook_limit):
-                edits = {
-                    each.holding.device: await self._plugin_edits(each.unit.id) if each.from_plugin else cdi.Edits()
-                    for each in devices
-                }
-                variables = await planning.request_variables(devices, wanted.uid, self._offers.allocation)
+                edits, variables = await planning.allocations(devices, wanted.uid, self._offers)
         except TimeoutError:  # the claim could not be unprepared as long as a hook runs
             device = wanted.devices[0].device
             raise ClaimError(f"device {device}: hooks of its plugin have not ended in {self._hook_limit:g} s") from None
@@ -278,7 +282,7 @@ class Preparer:
         steps, wanted, conflict = await in_thread(lambda: self._begin(wanted, before, devices, offers))
         if conflict is not None:
             return conflict
-        self._changed.notify_all()
+        self._notify()
         try:
             holdings = await self._apply(wanted, devices, steps)
             done = await in_thread(lambda: self._store.commit(holdings, devices, edits, variables, self._host.fresh()))
@@ -309,11 +313,6 @@ class Preparer:
         )
         self._tasks.check_open()
         return steps, wanted, self._store.begin(wanted, before, changes)
-
-    async def _plugin_edits(self, unit: str) -> cdi.Edits:
-        """What the plugin gives a container with the unit. Raises `AllocationError`."""
-        found = await self._offers.allocation((unit,))
-        return cdi.edits(found.nodes, found.mounts, self._offers.cdi_devices(found.cdi_devices))
 
     def _earlier_undo(self, uid: str, before: Entry | None) -> Sequence[UndoStep]:
         """The undo steps of the claim's entry before, or of its damaged file."""
@@ -414,7 +413,7 @@ class Preparer:
             self._cleanup.repeat_failed(self._finish_interrupted)
             raise claim_error(error) from error
         finally:
-            self._changed.notify_all()
+            self._notify()
         self._unused.forget(entry.uid)
         self._write_status(entry.ref)
 

@@ -12,7 +12,7 @@ from accelplane.devices import Unit, natural
 from accelplane.dra import catalog
 from accelplane.dra.catalog import Evict
 from accelplane.dra.events import EventWriter, Reason
-from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, Pool
+from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, Offer, Pool
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.publisher import Pace, SlicePublisher
 from accelplane.dra.service import CHECK_INTERVAL, DriverService
@@ -67,6 +67,8 @@ class Driver:
         self._changed = changed
         self._writer = events
         self._events: list[str] = []
+        self._named: Mapping[str, Offer] | None = None  # the offers that `_device_names` are of
+        self._device_names: Mapping[str, DeviceName] = {}
         self._holders = PodResources(settings.pod_resources_socket)
         self._publisher = SlicePublisher(
             access.api,
@@ -219,7 +221,10 @@ class Driver:
         return f"dra {self.name}"
 
     def _names(self) -> Mapping[str, DeviceName]:
-        return catalog.device_names(self.name, self._units.units())
+        offers = self._units.units()
+        if offers is not self._named:
+            self._named, self._device_names = offers, catalog.device_names(self.name, offers)
+        return self._device_names
 
     def _health(self) -> Sequence[DeviceHealth]:
         return catalog.health(self.name, self._units.units())
