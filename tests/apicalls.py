@@ -92,6 +92,8 @@ DRA = (
     | calls("resource.k8s.io", "deviceclasses", "list")
     | calls("", "nodes", "get")
     | calls("events.k8s.io", "events", "create")
+    # Checked by the admission policies.
+    | calls("resource.k8s.io", "resourceslices/driver", "publish")
 )
 # `operator.shared`
 GPU_MANAGER = calls("", "serviceaccounts", "create delete get") | calls(
@@ -99,19 +101,26 @@ GPU_MANAGER = calls("", "serviceaccounts", "create delete get") | calls(
 )
 # `operator.classcontroller`, with DRA only
 DEVICE_CLASSES = calls("resource.k8s.io", "deviceclasses", "create delete get list patch watch")
+DRIVER_ROLES = calls("rbac.authorization.k8s.io", "clusterroles", "create delete get update")
 # Checked by the API server when a binding is created.
 BIND = calls("rbac.authorization.k8s.io", "clusterroles", "bind")
+# Checked when a role that grants them is created.
+DRIVER_RIGHTS = calls("resource.k8s.io", "resourceslices/driver", "publish") | calls(
+    "resource.k8s.io", "resourceclaims/driver", "associated-node:update"
+)
 OPERATOR = (
     calls("deviceplugin.intel.com", _PLUGIN_KINDS, "get list patch watch")
     | calls("deviceplugin.intel.com", _PLUGIN_KINDS.replace("plugins", "plugins/status"), "patch")
     | calls("apps", "daemonsets", "create delete get list patch watch")
     | calls("", "nodes", "list watch")  # `operator.overlap`
     | calls("", "configmaps", "list watch")  # configurations that restart plugin pods
-    | DEVICE_CLASSES | GPU_MANAGER | FPGA_NAMES | LEADER | EVENTS | REVIEWS
+    | DEVICE_CLASSES | GPU_MANAGER | DRIVER_ROLES | FPGA_NAMES | LEADER | EVENTS | REVIEWS
 )  # fmt: skip
 # Checked by the API server for requests that the program makes for other objects.
-OPERATOR_IMPLIED = BIND | calls(
-    "deviceplugin.intel.com", _PLUGIN_KINDS.replace("plugins", "plugins/finalizers"), "update"
+OPERATOR_IMPLIED = (
+    BIND
+    | DRIVER_RIGHTS
+    | calls("deviceplugin.intel.com", _PLUGIN_KINDS.replace("plugins", "plugins/finalizers"), "update")
 )
 ONLOAD = (
     calls("onload.amd.com", "onloads", "get list patch watch")
@@ -129,7 +138,7 @@ ONLOAD_IMPLIED = calls("onload.amd.com", "onloads/finalizers", "update")
 # The first directory of the tree and the account, without the prefix of the installation -> what roles have to grant.
 ACCOUNTS: dict[tuple[str, str], set[Call]] = {
     ("accelplane_node", "accelplane-node"): FPGA_NODE | REVIEWS | DRA,
-    ("dra", "accelplane-dra"): DRA,
+    ("dra", "accelplane-dra"): DRA - calls("resource.k8s.io", "resourceslices/driver", "publish"),
     # Paths are those of the agents' pages.
     ("fleet", "accelplane-fleet"): FLEET | REVIEWS | calls("", "/api/v1/* /status", "get"),
     ("fleet", "accelplane-fleet-viewer"): calls("", "/fleet", "get"),
@@ -137,7 +146,10 @@ ACCOUNTS: dict[tuple[str, str], set[Call]] = {
     ("fpga_plugin", "webhook"): FPGA_NAMES | OWN_CERTIFICATE | MUTATING,
     ("fpga_plugin", "default"): FPGA_NODE,
     ("fpga_plugin", "accelplane-dra"): FPGA_NODE | DRA,
-    **{(f"{family}_plugin", "accelplane-dra"): DRA for family in ("dlb", "dsa", "gpu", "iaa", "npu", "qat", "sgx")},
+    **{
+        (f"{family}_plugin", "accelplane-dra"): DRA
+        for family in ("dlb", "dsa", "generic", "gpu", "iaa", "npu", "qat", "sgx")
+    },
     # `node.pods`: the kubelet authorizes its list of pods as `nodes/pods`.
     ("gpu_plugin", "gpu-manager-sa"): calls("", "nodes/pods", "get") | calls("", "pods", "list"),
     ("labels", "accelplane-labels"): LABELS,

@@ -137,7 +137,10 @@ FOREIGN = {
         ),
         "spec.nodeName is not set",
     ),
-    "another driver": (slice_of("a", driver="gpu.example.com"), "spec.driver is gpu.example.com, expected one of"),
+    "another driver": (
+        slice_of("a", driver="gpu.example.com"),
+        "spec.driver is gpu.example.com, expected a driver of the account",
+    ),
     "the pool of another node": (slice_of("a", pool="node-2"), "spec.pool.name is node-2"),
 }
 
@@ -166,6 +169,24 @@ def test_a_node_writes_its_own_slices_and_another_node_does_not(
         assert status in expected, answer
         assert status == 200 or SLICE_POLICY in answer["message"]
     assert cluster.get(path) is None
+
+
+def test_an_account_may_publish_the_drivers_that_its_role_names(
+    cluster: Cluster, accounts: Mapping[str, Account]
+) -> None:
+    """As an administrator adds a plugin of a third party, or the domain of generic devices."""
+    driver, path = "devices.example.com", f"/apis/{RBAC}/v1/clusterroles/accelplane-dra-node"
+    document = slice_of("of-a-plugin", driver=driver)
+    assert accounts["node-1"].request("POST", SLICES, document)[0] in (403, 422)
+    role = cluster.get(path)
+    assert role is not None
+    role["rules"][0]["resourceNames"].append(driver)
+    status, answer = cluster.request("PUT", path, role)
+    assert status == 200, answer
+    wait_until(lambda: accounts["node-1"].request("POST", SLICES, document)[0] == 201, "the right", 30)
+    status, answer = accounts["node-1"].request("POST", SLICES, slice_of("b", node="node-2", driver=driver))
+    assert SLICE_POLICY in answer["message"]
+    assert accounts["node-1"].request("DELETE", f"{SLICES}/of-a-plugin")[0] == 200
 
 
 def test_a_token_without_a_pod_writes_no_slice(cluster: Cluster, accounts: Mapping[str, Account]) -> None:
@@ -375,6 +396,10 @@ STATUS_CHANGES: Mapping[str, tuple[str, Change]] = {
         "claim-node-1",
         lambda claim: claim["status"].update(devices=[device("node-1", "net.example.com")]),
     ),
+    "devices of two drivers": (
+        "claim-node-1",
+        lambda claim: claim["status"].update(devices=[device("node-1"), device("node-1", "net.example.com")]),
+    ),
     "the allocation": ("claim-node-1", without_allocation),
     "the reservation": ("claim-node-1", lambda claim: claim["status"].update(reservedFor=[])),
 }
@@ -440,7 +465,8 @@ def test_the_api_server_compiles_all_selectors(cluster: Cluster, tree: str, tmp_
 
 OPERATOR_SPACE, PREFIX = "inteldeviceplugins-system", "inteldeviceplugins-"
 RBAC = "rbac.authorization.k8s.io"
-BINDINGS = f"/apis/{RBAC}/v1/clusterrolebindings"
+GROUP = "resource.k8s.io"
+BINDINGS, ROLES = (f"/apis/{RBAC}/v1/{kind}" for kind in ("clusterrolebindings", "clusterroles"))
 
 
 def binding(name: str, role: str) -> Object:
@@ -467,6 +493,24 @@ def test_the_operator_of_the_overlay_may_bind_the_roles_of_plugins_and_no_others
         for path in (f"{BINDINGS}/{name}", f"{accounts}/{name}"):
             assert operator.request("GET", path)[0] == 200
             assert operator.request("DELETE", path)[0] == 200
+    role = f"{account_of('generic', status=True)}-drivers"
+    rules = [
+        {"apiGroups": [GROUP], "resources": [resource], "resourceNames": ["devices.example.com"], "verbs": [verb]}
+        for resource, verb in (
+            ("resourceslices/driver", "publish"),
+            ("resourceclaims/driver", "associated-node:update"),
+        )
+    ]
+    status, answer = operator.request("POST", ROLES, {"metadata": {"name": role}, "rules": rules})
+    assert status == 201, answer
+    status, answer = operator.request("PUT", f"{ROLES}/{role}", answer | {"rules": rules[:1]})
+    assert status == 200, answer
+    status, answer = operator.request("POST", BINDINGS, binding(role, role))
+    assert status == 201, answer
+    more = {"apiGroups": [GROUP], "resources": ["resourceslices"], "verbs": ["create"]}
+    status, answer = operator.request("POST", ROLES, {"metadata": {"name": "more"}, "rules": [more]})
+    assert status == 403, answer
+    assert operator.request("DELETE", f"{ROLES}/{role}")[0] == 200
     status, answer = operator.request("POST", BINDINGS, binding("accelplane-dra-gpu", "cluster-admin"))
     assert status == 403, answer
     assert operator.request("GET", f"{BINDINGS}/cluster-admin")[0] == 403

@@ -61,19 +61,66 @@ def dra_bindings(api: KubeApi) -> dict[str, tuple[str, str]]:
     }
 
 
-async def test_accounts_for_claims_have_the_role_that_a_resource_needs_and_exist_while_it_does(api: KubeApi) -> None:
+async def test_accounts_for_claims_have_the_roles_that_a_resource_needs_and_exist_while_it_does(api: KubeApi) -> None:
     plain, status = "accelplane-dra-npu", "accelplane-dra-npu-status"
     image = own_image("intel-npu-plugin")
     async with operator(api, "npu", "qat", dra=True):
         put(api, resource("npu", image=image, dra={}))
         await until(lambda: daemonset(api, "npu") is not None)
-        assert dra_bindings(api) == {plain: ("x-dra-role", plain)}
+        assert dra_bindings(api) == {plain: ("x-dra-role", plain), f"{plain}-drivers": (f"{plain}-drivers", plain)}
         assert api.get("serviceaccounts", plain, NAMESPACE)
         put(api, resource("npu", image=image, dra={"deviceStatus": True}), generation=2)
-        await until(lambda: dra_bindings(api) == {status: ("x-dra-status-role", status)})
+        bindings = {status: ("x-dra-status-role", status), f"{status}-drivers": (f"{status}-drivers", status)}
+        await until(lambda: dra_bindings(api) == bindings)
         assert [each["metadata"]["name"] for each in api.all("serviceaccounts")] == [status]
         put(api, resource("npu", image=image, dra={"api": "none"}), generation=3)
         await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
+        assert api.all("clusterroles") == []
+
+
+def publishable(api: KubeApi, account: str) -> dict[str, list[str]]:
+    """The drivers by resource and verb in the role that the operator writes for an account."""
+    rules = (api.get("clusterroles", f"{account}-drivers") or {}).get("rules", ())
+    return {f"{each['resources'][0]} {each['verbs'][0]}": each["resourceNames"] for each in rules}
+
+
+async def test_an_account_may_publish_the_drivers_of_its_resources_and_no_others(api: KubeApi) -> None:
+    image = own_image("intel-generic-plugin")
+
+    def put_generic(name: str, domain: str, generation: int = 1, **dra: Any) -> None:
+        devices = [{"name": "kvm", "groups": [{"paths": [{"path": "/dev/kvm"}]}]}]
+        put(api, resource("generic", name, image=image, domain=domain, devices=devices, dra=dra), generation=generation)
+
+    plain, status, publish = "accelplane-dra-generic", "accelplane-dra-generic-status", "resourceslices/driver publish"
+    async with operator(api, "generic", "gpu", dra=True):
+        put_generic("a", "")
+        put_generic("b", "b.example.com")
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), dra={}))
+        await until(lambda: publishable(api, plain) == {publish: ["b.example.com", "squat.ai"]})
+        await until(lambda: publishable(api, "accelplane-dra-gpu") == {publish: ["gpu.intel.com"]})
+        put_generic("b", "c.example.com", 2)
+        await until(lambda: publishable(api, plain) == {publish: ["c.example.com", "squat.ai"]})
+        put_generic("b", "c.example.com", 3, deviceStatus=True)
+        await until(lambda: publishable(api, plain) == {publish: ["squat.ai"]})
+        await until(
+            lambda: (
+                publishable(api, status)
+                == {publish: ["c.example.com"], "resourceclaims/driver associated-node:update": ["c.example.com"]}
+            )
+        )
+
+
+async def test_the_drivers_of_a_resource_that_cannot_be_read_stay(api: KubeApi) -> None:
+    account = "accelplane-dra-npu"
+    role = {
+        "metadata": {"name": f"{account}-drivers"},
+        "rules": [{"resources": ["a"], "resourceNames": ["old.example.com"], "verbs": ["b"]}],
+    }
+    async with operator(api, "npu", dra=True):
+        put(api, resource("npu", "bad", image=3, dra={}))
+        api.put("clusterroles", role)
+        put(api, resource("npu", image=own_image("intel-npu-plugin"), dra={}))
+        await until(lambda: [*publishable(api, account).values()] == [["npu.intel.com", "old.example.com"]])
 
 
 async def test_a_resource_for_claims_is_degraded_if_the_operator_may_not_grant_the_rights(api: KubeApi) -> None:

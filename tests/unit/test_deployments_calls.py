@@ -8,6 +8,8 @@ from apicalls import (
     BIND,
     DEVICE_CLASSES,
     DRA,
+    DRIVER_RIGHTS,
+    DRIVER_ROLES,
     EVENTS,
     FPGA_NAMES,
     FPGA_NODE,
@@ -41,6 +43,7 @@ def test_roles_grant_the_calls_of_their_programs_and_no_others() -> None:
 
 
 _FOR_GPUS = GPU_MANAGER | BIND
+_FOR_CLAIMS = DRIVER_ROLES | DRIVER_RIGHTS | DEVICE_CLASSES
 # The operator needs pods of its own namespace for other kinds, too. `operator.overlap` works without nodes.
 _FOR_FPGAS = FPGA_NAMES - EVENTS - calls("", "pods", "list watch")
 
@@ -61,7 +64,7 @@ def test_the_chart_of_the_operator_grants_the_calls_of_its_families(
 ) -> None:
     granted = calls_of(template("intel-device-plugins-operator", manager={"devices": devices}))
     assert granted == {
-        "controller-manager": ACCOUNTS["operator", "controller-manager"] - DEVICE_CLASSES - unneeded,
+        "controller-manager": ACCOUNTS["operator", "controller-manager"] - _FOR_CLAIMS - unneeded,
         "plugins": ACCOUNTS["operator", "plugins"],
     }
 

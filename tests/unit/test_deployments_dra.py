@@ -1,6 +1,5 @@
 """The trees for DRA: device classes, accounts of nodes with their policies, and additions to the DaemonSets."""
 
-import ast
 import itertools
 import json
 import re
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import cel
 import pytest
+from customresources import plugin
 from deployrights import Grant, granted_rights
 from dradevices import published_devices
 from manifests import (
@@ -33,8 +33,9 @@ from accelplane.dra.configuration import GpuConfig
 from accelplane.node.device_api import DeviceApis
 from accelplane.node.plugins import installed
 from accelplane.node.settings import Settings
-from accelplane.operator.daemonsets.dra import account_of
+from accelplane.operator.daemonsets.dra import account_of, driver
 from accelplane.operator.models import KINDS
+from accelplane.plugins.generic.config import DEFAULT_DOMAIN
 from accelplane.plugins.qat.services import service
 
 FAMILIES = ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")
@@ -168,17 +169,32 @@ def test_devices_that_the_simulated_node_does_not_have_are_selected_too(
 # Accounts and policies
 
 
-def drivers_of(policy: Object) -> list[str]:
-    (expression,) = (each["expression"] for each in policy["spec"]["variables"] if each["name"] == "drivers")
-    return sorted(ast.literal_eval(expression))
+NAMESPACES = {family: installed([family]).types[family].namespace for family in FAMILIES} | {"generic": DEFAULT_DOMAIN}
 
 
-def test_the_policies_admit_the_drivers_of_all_families() -> None:
+def test_the_policies_have_no_drivers_of_their_own() -> None:
     policies = [each for each in render(DEPLOY / "dra/policies") if each["kind"] == "ValidatingAdmissionPolicy"]
     names = [f"accelplane-dra-{each}" for each in ("claims", "events", "slices")]
     assert sorted(each["metadata"]["name"] for each in policies) == names
-    namespaces = {installed([family]).types[family].namespace for family in FAMILIES}
-    assert [drivers_of(each) for each in policies] == [sorted(namespaces)] * 3 == [DRIVERS] * 3
+    assert not re.findall(r"[a-z]+\.intel\.com", json.dumps(policies))
+
+
+def publishable(objects: list[Object]) -> set[str]:
+    """The drivers of all accounts. No grant is for all drivers."""
+    grants = [each for found in granted_rights(objects).values() for each in found]
+    return {each.name for each in grants if (each.resource, each.verb) == ("resourceslices/driver", "publish")}
+
+
+@pytest.mark.parametrize("tree", WITH_DRA)
+def test_an_account_may_publish_the_drivers_of_its_plugins_and_no_others(tree: str) -> None:
+    family = tree.partition("_plugin")[0]
+    assert publishable(render(DEPLOY / tree)) == ({NAMESPACES[family]} if family in NAMESPACES else {*DRIVERS})
+
+
+def test_the_operator_names_the_drivers_as_the_plugins_do() -> None:
+    assert {family: driver(plugin(family)) for family in NAMESPACES} == NAMESPACES
+    assert {*NAMESPACES.values()} == {*DRIVERS, DEFAULT_DOMAIN}
+    assert driver(plugin("generic", domain="devices.example.com")) == "devices.example.com"
 
 
 def writers(objects: list[Object]) -> Iterator[str]:
@@ -223,20 +239,18 @@ def test_accounts_that_write_slices_are_limited_by_the_policies(tree: str) -> No
 
 
 @pytest.mark.parametrize("tree", PLUGINS)
-def test_the_policies_of_a_plugin_limit_its_own_account_to_its_driver(tree: str) -> None:
+def test_the_policies_of_a_plugin_limit_its_own_account(tree: str) -> None:
     own = tree.partition("_")[0]
     for policy in admission_policies(render(DEPLOY / tree)):
-        limited = [family for family in FAMILIES if limits(policy, "kube-system", f"accelplane-dra-{family}")]
+        limited = [family for family in NAMESPACES if limits(policy, "kube-system", f"accelplane-dra-{family}")]
         assert limited == [own]
         assert not limits(policy, "kube-system", "accelplane-node")
-        assert drivers_of(policy) == [f"{own}.intel.com"]
 
 
 def test_the_policies_of_the_operator_limit_all_accounts_that_it_creates() -> None:
     for policy in admission_policies(render(DEPLOY / "operator/overlays/dra")):
         for family, status in itertools.product(KINDS, (False, True)):
             assert limits(policy, "inteldeviceplugins-system", account_of(family, status=status))
-        assert drivers_of(policy) == DRIVERS
 
 
 def test_deleting_a_tree_deletes_no_object_of_another() -> None:
@@ -321,7 +335,7 @@ def test_the_vfio_overlay_of_gpus_makes_sysfs_writable() -> None:
 
 
 def test_every_family_has_a_tree() -> None:
-    assert sorted(tree.partition("_")[0] for tree in PLUGINS) == [*FAMILIES]
+    assert sorted(tree.partition("_")[0] for tree in PLUGINS) == sorted(NAMESPACES)
 
 
 @pytest.mark.parametrize("tree", WITH_DRA)

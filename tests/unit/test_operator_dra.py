@@ -46,7 +46,7 @@ def compared(document: Object) -> Object:
     }
 
 
-@pytest.mark.parametrize("family", sorted(models.KINDS.keys() - {"generic"}))
+@pytest.mark.parametrize("family", sorted(models.KINDS))
 def test_the_pods_of_a_resource_for_claims_are_those_of_the_overlay(family: str) -> None:
     (expected,) = (each for each in render(DEPLOY / f"{family}_plugin/overlays/dra") if each["kind"] == "DaemonSet")
     assert compared(daemonset(family, dra={})) == compared(expected)

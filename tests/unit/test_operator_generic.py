@@ -30,7 +30,7 @@ def refusal(**spec: Any) -> str:
         ({"domain": "Mine"}, "resource 'Mine/any': the part before the slash must be a lower-case DNS name"),
         ({"devices": [{**FUSE, "name": "a/b"}]}, "the part after the slash must have 1 to 63 characters"),
         ({"domain": "1.example", "cdi": "all"}, "domain: found '1.example', expected a letter first"),
-        ({"dra": {}}, "dra is set, expected none because claims of this kind are not supported; remove dra"),
+        ({"domain": f"{'a' * 60}.example", "dra": {}}, "expected at most 63 characters of a-z, 0-9, - and . because"),
         ({"image": "example.com/other:1.0.0"}, "image has an incorrect image name"),
     ],
 )

@@ -281,10 +281,10 @@ class PluginController:
         known = [_reads(each) for each in self._resources] if self._shared else []
         delays: list[float] = []
         for shared in self._shared:
-            needed = any(each is not None and shared.needed_by(each) for each in known)
+            users = [each for each in known if each is not None and shared.needed_by(each)]
             # Who cannot be read may need them.
-            if needed == before and (needed or None not in known):
-                delays.append(await shared.reconcile(needed=needed))
+            if bool(users) == before and (users or None not in known):
+                delays.append(await shared.reconcile(users, complete=None not in known))
         return min((each for each in delays if each > 0), default=0.0)
 
     async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:

@@ -1,6 +1,7 @@
 """Nodes that two custom resources of a kind select. Both plugins register the same resources with the kubelet there.
 
-Two GenericDevicePlugins may select a node if their resources differ.
+Two GenericDevicePlugins may select a node if their resources differ, and only one of them is the DRA driver of a
+domain.
 
     overlaps_of(plugin, others, nodes)       the overlaps of one resource, which may be about to change
     format_overlap(overlap, name)            an overlap as one line for the author of the named resource
@@ -50,8 +51,13 @@ def overlaps_of(
 
 def _have_same_resources(spec: PluginSpec, other: PluginSpec) -> bool:
     if isinstance(spec, GenericSpec) and isinstance(other, GenericSpec):
-        return not _resources(spec).isdisjoint(_resources(other))
+        return _driver(spec) == _driver(other) != "" or not _resources(spec).isdisjoint(_resources(other))
     return True
+
+
+def _driver(spec: GenericSpec) -> str:
+    """The DRA driver of the plugin, empty if it has none."""
+    return (spec.domain or DEFAULT_DOMAIN) if spec.dra is not None and spec.dra.is_used else ""
 
 
 def _resources(spec: GenericSpec) -> set[str]:

@@ -112,6 +112,19 @@ class ClusterRoleBinding(GlobalResource, msgspec.Struct, kw_only=True):
     _api_info = api("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings")
 
 
+class PolicyRule(msgspec.Struct, frozen=True, omit_defaults=True):
+    apiGroups: Sequence[str] = ()
+    resources: Sequence[str] = ()
+    resourceNames: Sequence[str] = ()
+    verbs: Sequence[str] = ()
+
+
+class ClusterRole(GlobalResource, msgspec.Struct, kw_only=True):
+    metadata: Metadata
+    rules: list[PolicyRule] | None = None
+    _api_info = api("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles")
+
+
 def place_only(thing: Pod) -> None:
     """A transform: keeps the owner and the node of a pod, as values that pods share."""
     metadata = thing.metadata

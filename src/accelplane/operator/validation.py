@@ -37,6 +37,7 @@ from accelplane.operator.settings import PLACEHOLDER, ImagePolicy, variable_of
 from accelplane.plugins.generic.config import DEFAULT_DOMAIN, MAX_DEVICE_TEXT, GenericConfig, binds
 
 PREFIX = "invalid resource: "
+_MAX_DRIVER = 63  # as the API server validates ResourceSlices
 DRA_NOT_INSTALLED = (
     "dra is set, but the operator may not grant the rights for claims; apply deploy/operator/overlays/dra, or set "
     "manager.dra of the chart"
@@ -184,12 +185,16 @@ def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], polic
 
 def _generic(spec: GenericSpec) -> Iterator[Finding]:
     """Validation that the plugin performs at its start, and of the size of its arguments."""
-    if spec.dra is not None:
-        yield "dra is set, expected none because claims of this kind are not supported; remove dra"
+    domain = spec.domain or DEFAULT_DOMAIN
+    if spec.dra is not None and not (is_dns_subdomain(domain) and len(domain) <= _MAX_DRIVER):
+        yield (
+            f"domain is {domain[:80]!a}, expected at most {_MAX_DRIVER} characters of a-z, 0-9, - and . because it is "
+            "the name of the driver with dra"
+        )
     if not spec.devices:
         yield "devices is empty, expected one resource or more"
     try:
-        GenericConfig(domain=spec.domain or DEFAULT_DOMAIN, devices=spec.devices, cdi=spec.cdi or "auto")
+        GenericConfig(domain=domain, devices=spec.devices, cdi=spec.cdi or "auto")
     except ValueError as error:
         yield str(error)
     sizes = [len(msgspec.json.encode(device)) for device in spec.devices]

@@ -4,7 +4,15 @@ from collections.abc import Collection, Sequence
 
 from accelplane.operator.daemonsets.objects import Variable
 from accelplane.operator.daemonsets.skeletons import CDI, Path, from_fields
-from accelplane.operator.models import DevicePlugin, PluginSpec, QatSpec, RollingUpdate, UpdateStrategy
+from accelplane.operator.models import (
+    DevicePlugin,
+    GenericSpec,
+    PluginSpec,
+    QatSpec,
+    RollingUpdate,
+    UpdateStrategy,
+)
+from accelplane.plugins.generic.config import DEFAULT_DOMAIN
 
 # The new pod serves claims before the old one ends.
 UPDATE_STRATEGY = UpdateStrategy(type="RollingUpdate", rolling_update=RollingUpdate(max_surge=1, max_unavailable=0))
@@ -38,6 +46,13 @@ def account(plugin: DevicePlugin) -> str:
 def account_of(family: str, *, status: bool) -> str:
     """The account of a family; `status`: it writes the device status of claims."""
     return f"accelplane-dra-{family}{'-status' if status else ''}"
+
+
+def driver(plugin: DevicePlugin) -> str:
+    """The DRA driver of its pods: the namespace of the resources that they would have."""
+    if isinstance(plugin.spec, GenericSpec):
+        return plugin.spec.domain or DEFAULT_DOMAIN
+    return f"{plugin.family}.intel.com"
 
 
 def arguments(spec: PluginSpec) -> tuple[str, ...]:
