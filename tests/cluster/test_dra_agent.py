@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from .build import kubernetes_minor
-from .dra_nodes import EXTENDED, GPU, NAMES, DraNode
-from .gpu_nodes import I915, NAMESPACE
+from .dra_nodes import API, EXTENDED, GPU, KUBECONFIG, NAMES, DraNode
+from .gpu_nodes import I915, NAMESPACE, PLUGIN
 from .machine import wait_until
 from .objects import Object
 
@@ -264,3 +265,47 @@ def test_prepared_claims_work_without_the_api_server(node: DraNode) -> None:
     wait_until(lambda: node.container("pod")[1] >= 1, "restart of the container", 60)
     assert node.seen_by("pod") == {"card0", "renderD128"}
     node.wait_devices([FIRST], 60)
+
+
+def test_a_pod_gets_a_generic_device_by_a_claim(gpus: DraNode) -> None:
+    """The driver is the domain. A device is behind a link of udev, and two claims share another one."""
+    node, driver = gpus.node, "devices.example.com"
+    node.mknod("/dev/meter0", 1, 5)
+    node.run("sh", "-c", "mkdir -p /dev/serial && ln -sf ../meter0 /dev/serial/meter")
+    devices = [
+        {"name": "meter", "groups": [{"paths": [{"path": "/dev/serial/meter", "mountPath": "/dev/meter"}]}]},
+        {"name": "zero", "groups": [{"count": 2, "paths": [{"path": "/dev/zero"}]}]},
+    ]
+    program = PLUGIN.with_name("generic-device-plugin")
+    flags = [f"--device={json.dumps(each)}" for each in devices]
+    command = (program, "--listen=", f"--domain={driver}", "--dra-api=dra", *flags)
+    agent = node.add_daemon("generic", command, environment={"NODE_NAME": node.name, "KUBECONFIG": KUBECONFIG})
+    gpus.daemons.append(agent)
+    agent.start()
+    shares = 1 if kubernetes_minor() >= 36 else 2
+    metadata, selector = {"name": driver}, {"cel": {"expression": f"device.driver == '{driver}'"}}
+    gpus.cluster.apply(
+        {
+            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": metadata,
+            "spec": {"selectors": [selector]},
+        }
+    )  # fmt: skip
+
+    def claim(name: str, kind: str) -> None:
+        expression = f'device.attributes["{driver}"].type == "{kind}"'
+        selectors = [{"cel": {"expression": expression}}]
+        gpus.claim(name, {"name": "a", "exactly": {"deviceClassName": driver, "selectors": selectors}})
+        gpus.run_claiming(name, name)
+
+    try:
+        wait_until(lambda: len(gpus.devices(driver)) == 1 + shares, "the devices", 30)
+        claim("one", "meter")
+        read = gpus.cluster.kubectl("exec", "one", "--", "sh", "-c", "head -c 2 /dev/meter | od -An -tx1")
+        assert read.split() == ["00", "00"]
+        assert not node.allocatable(f"{driver}/meter")
+        claim("two", "zero")
+        claim("three", "zero")
+        gpus.delete("one", "two", "three")
+    finally:
+        for each in gpus.slices(driver):
+            gpus.cluster.request("DELETE", f"{API}/resourceslices/{each['metadata']['name']}")

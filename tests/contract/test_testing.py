@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from accelplane.devices import Allocation, Device, DeviceNode, Verdict
+from accelplane.devices import Allocation, Attribute, Device, DeviceNode, Verdict
 from accelplane.host import Host
 from accelplane.host.drivers import vfio_group
 from accelplane.plugins import Config, Plugin, ScanResult
@@ -111,3 +111,30 @@ async def test_a_plugin_that_the_agent_cannot_run_is_an_error(tree: Tree) -> Non
     with pytest.raises(TypeError, match=r"^watch of the plugin is \('tpu',\), expected a Watch$"):
         async with node(WithoutWatch(), tree):
             pass
+
+
+class CountingTpus(Tpus):
+    attribute_defaults: ClassVar[Mapping[str, Attribute]] = {"cores": 0}
+    capacity_defaults: ClassVar[Mapping[str, int]] = {"memory": 0}
+
+
+async def test_a_pod_claims_a_device_and_an_unhealthy_one_has_a_taint(tree: Tree) -> None:
+    for name in ("tpu0", "tpu1"):
+        tree.class_device("tpu", name)
+    tree.write("/sys/class/tpu/tpu1/state", "hot")
+    async with node(CountingTpus(), tree, dra=True) as kubelet:
+        devices = await kubelet.published(2)
+        assert {name: each.taints for name, each in devices.items()} == {"tpu0": [], "tpu1": ["tpu.example.com/health"]}
+        assert devices["tpu0"].attributes["cores"] == 0
+        assert devices["tpu0"].capacities == {"shares": "1", "memory": "0"}
+        container = await kubelet.claim("tpu0")
+        assert container.devices == [DeviceNode("/dev/tpu0")]
+        assert kubelet.agent.status().dra["plugin"].units["tpu0"].claims == ("default/pod-0",)
+        with pytest.raises(LookupError, match="tpu1 is not free"):
+            await kubelet.claim("tpu1")
+
+
+async def test_claims_need_the_option(tree: Tree) -> None:
+    async with node(Tpus(), tree) as kubelet:
+        with pytest.raises(TypeError, match="dra=True"):
+            await kubelet.claim()

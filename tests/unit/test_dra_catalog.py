@@ -11,11 +11,12 @@ import pytest
 from drapools import STANDARD, functions, offer, offers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from trees import link, write
 
 from accelplane.devices import Unit, Version, plain
 from accelplane.dra import catalog
-from accelplane.dra.families.devices import FAMILIES
+from accelplane.dra.families.devices import FAMILIES, other
 from accelplane.dra.families.facts import with_facts
 from accelplane.dra.model import Capacity, DeviceName, Features, Offer, Pool, PoolDevice
 from accelplane.dra.slices import Target, plan
@@ -300,7 +301,7 @@ class TestOtherDrivers:
         found = plain(device.attributes)
         assert (found["firmware"], found["ecc"], found["cores"]) == ("1.2.3", True, 8)
         assert "no name" not in found
-        assert device.capacities == {"memory": Capacity(1 << 34)}
+        assert device.capacities == {"shares": Capacity(1), "memory": Capacity(1 << 34)}
 
     def test_devices_have_the_attributes_of_each_other(self) -> None:
         given = offers(
@@ -310,7 +311,28 @@ class TestOtherDrivers:
         [first, second] = pool(given, driver=OTHER).devices
         assert (first.attributes["cores"], first.attributes["site"]) == (0, "")
         assert (second.attributes["ecc"], second.attributes["firmware"]) == (False, Version("0.0.0"))
-        assert second.capacities == {"memory": Capacity(0)}
+        assert second.capacities == {"shares": Capacity(1), "memory": Capacity(0)}
+
+    def test_devices_have_the_attributes_that_the_plugin_states(self) -> None:
+        """Devices of other nodes have them, and a selector must not fail."""
+        given = offers(self.offer("a", attributes={"serial": "A1", "cores": "two"}, ids={"tpu": ["a"]}))
+        family = other({"serial": "", "cores": 0, "firmware": Version("0.0.0")}, {"memory": 0})
+        [device] = catalog.pool(OTHER, NODE, given, ALL, held=(), evict="gone", other=family).devices
+        found = plain(device.attributes)
+        assert (found["serial"], found["cores"], found["firmware"]) == ("A1", 0, "0.0.0")
+        assert device.capacities == {"shares": Capacity(1), "memory": Capacity(0)}
+
+    def test_the_type_is_the_resource_unless_the_plugin_has_one(self) -> None:
+        given = offers(
+            self.offer("a", ids={"tpu": ["a"]}), self.offer("b", ids={"tpu": ["b"]}, attributes={"type": "board"})
+        )
+        assert [each.attributes["type"] for each in pool(given, driver=OTHER).devices] == ["tpu", "board"]
+
+    def test_at_most_64_shares_are_devices(self) -> None:
+        shared = replace(self.offer("kvm"), shares=1000)
+        assert len(pool(offers(shared), NONE, driver=OTHER).devices) == 64
+        [device] = pool(offers(shared), driver=OTHER).devices
+        assert device.capacities["shares"] == Capacity(1000, default=1, minimum=1)
 
     def test_names_are_dns_labels_and_different(self) -> None:
         ids = ["y" * 50, "a.b", "a:b", "A_b", "é", "x" * 200, "-", "a-b-s0"]

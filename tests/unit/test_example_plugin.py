@@ -28,6 +28,7 @@ from accelplane.node.plugins import Installed
 from accelplane.node.scan_loop import scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin
+from accelplane.testing import Tree, node
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "generic-devices"
 MODULE = EXAMPLE / "accelplane_generic_devices.py"
@@ -69,9 +70,9 @@ def files(root: Path, *paths: str) -> None:
 def test_the_example_has_at_most_25_lines_of_code() -> None:
     source = MODULE.read_text()
     documented: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    for part in ast.walk(ast.parse(source)):
+        if isinstance(part, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(part):
+            documented.update(range(part.body[0].lineno, (part.body[0].end_lineno or 0) + 1))
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     code = {
         line
@@ -286,3 +287,24 @@ async def running(agent: Agent) -> AsyncGenerator[None]:
     finally:
         agent.stop()
         await task
+
+
+async def test_a_pod_claims_a_serial_port_and_two_pods_share_a_node(
+    generic: type[Plugin[Any]], directory: Path
+) -> None:
+    """Without code for it in the plugin, by the namespace of its configuration."""
+    tree = Tree(directory / "node")
+    tree.node("/dev/ttyUSB0")
+    tree.node("/dev/fuse")
+    plugin = configuration.choose(
+        configuration.read(str(SAMPLE)), Installed({"device-nodes": generic}), str(SAMPLE)
+    ).plugins["device-nodes"]
+    async with node(plugin, tree, name="device-nodes", dra=True) as kubelet:
+        found = {str(each.attributes["type"]): name for name, each in (await kubelet.published(2)).items()}
+        serial = await kubelet.claim(found["serial"])
+        assert serial.devices == [DeviceNode("/dev/ttyUSB0", "/dev/ttyUSB0", "rw")]
+        with pytest.raises(LookupError):
+            await kubelet.claim(found["serial"])
+        shared = [await kubelet.claim(found["fuse"]) for _ in range(2)]
+        assert [each.devices for each in shared] == [[DeviceNode("/dev/fuse", "/dev/fuse", "rw")]] * 2
+        assert not any(each.devices for each in kubelet.resources().values())

@@ -73,13 +73,21 @@ class _Named(Struct, frozen=True):
 
 
 def pool(
-    driver: str, node: str, offers: Mapping[str, Offer], features: Features, *, held: Collection[str], evict: Evict
+    driver: str,
+    node: str,
+    offers: Mapping[str, Offer],
+    features: Features,
+    *,
+    held: Collection[str],
+    evict: Evict,
+    other: Family = OTHER,
 ) -> Pool:
     """What is published of the offers. `held` are the IDs of units with a prepared claim.
 
-    `evict` are the states that end the pods of a device: `gone`, `sick` and gone, or none.
+    `evict` are the states that end the pods of a device: `gone`, `sick` and gone, or none. `other` is the family of a
+    driver that has none in `FAMILIES`.
     """
-    family = FAMILIES.get(driver, OTHER)
+    family = FAMILIES.get(driver, other)
     devices: list[PoolDevice] = []
     counter_sets: dict[str, Mapping[str, int]] = {}
     for named in _named(driver, offers):
@@ -98,7 +106,7 @@ def pool(
             devices.append(_shared(whole, offer.shares))
         else:
             devices.extend(_share(whole, name) for name in named.shares)
-    if family is OTHER:
+    if family.own:
         devices = _completed(devices)
     return Pool(driver=driver, name=node, devices=devices, counter_sets=counter_sets)
 
@@ -177,11 +185,7 @@ def _taints(driver: str, offer: Offer, evict: Evict) -> Sequence[Taint]:
 def _device(driver: str, family: Family, named: _Named, taints: Sequence[Taint]) -> PoolDevice:
     unit = named.offer.unit
     defaults = {**_COMMON, **family.attributes}
-    own = (
-        unit.attributes
-        if family is OTHER
-        else {key: unit.attributes[key] for key in defaults if key in unit.attributes}
-    )
+    own = unit.attributes if family.own else {key: unit.attributes[key] for key in defaults if key in unit.attributes}
     numa_node = unit.attributes.get(f"{STANDARD}numaNode", -1)
     values = {
         **own,
@@ -197,9 +201,7 @@ def _device(driver: str, family: Family, named: _Named, taints: Sequence[Taint])
     if type(numa_node) is int and 0 <= numa_node <= MAX_INTEGER:
         attributes[f"{STANDARD}numaNode"] = numa_node
     capacities = {name: _integer(unit.capacities.get(name, value)) for name, value in family.capacities.items()}
-    if family is OTHER:
-        if named.offer.shares > 1:
-            capacities[_SHARES] = 1
+    if family.own:
         for name, value in unit.capacities.items():
             if is_qualified_name(name) and len(attributes) + len(capacities) < MAX_ATTRIBUTES:
                 capacities.setdefault(name, _integer(value))

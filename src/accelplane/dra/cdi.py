@@ -21,6 +21,7 @@ from accelplane.devices.cdi import document
 from accelplane.dra import durable
 from accelplane.dra.journal import CdiFile
 from accelplane.host import Host, Missing, Unreadable
+from accelplane.host.devicenodes import nodes_behind
 
 MAX_FILE = 1024 * 1024
 _MODE = 0o644
@@ -86,9 +87,9 @@ def edits(nodes: Iterable[DeviceNode], mounts: Iterable[Mount], devices: Iterabl
 def with_numbers(host: Host, found: Edits, *, groups: bool) -> Edits:
     """The edits with type and numbers of the device nodes as they are now, and with their groups if requested.
 
-    Raises `HostError` if a node is missing.
+    Links and directories are replaced by the device nodes behind them. Raises `HostError` if a node is missing.
     """
-    nodes = tuple([_numbered(host, node) for node in found.nodes])
+    nodes = tuple([_numbered(host, each) for node in found.nodes for each in _behind(host, node)])
     statuses = [host.status(node.host_path) for node in nodes] if groups else []
     gids = {status.st_gid for status in statuses if status is not None}
     return replace(found, nodes=nodes, gids=tuple(sorted(gids - {0})))
@@ -228,6 +229,12 @@ def _nodes(files: Iterable[CdiFile]) -> list[CdiNode]:
 def _encode(file: CdiFile) -> bytes:
     content: Mapping[str, Any] = file.content
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def _behind(host: Host, node: CdiNode) -> list[CdiNode]:
+    """The node itself if there is no device node behind it. Raises `HostError`."""
+    found = nodes_behind(host, node.host_path)
+    return [replace(node, path=node.path + below, host_path=real) for below, real in found.items()] or [node]
 
 
 def _numbered(host: Host, node: CdiNode) -> CdiNode:

@@ -19,6 +19,7 @@ from accelplane.kubelet.registration import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.atomic_file import Stamp, stamp_of
 from accelplane.node.context import PluginContext
+from accelplane.node.device_api import record_name
 from accelplane.node.event_store import EventStore
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.hook_problems import HookProblems
@@ -225,7 +226,7 @@ class Agent:
                 access=self._make_node_access or (lambda: node_access(os.environ)),
             )
         if self.dra is not None:
-            self.dra.check(settings, names)
+            self.dra.check(settings, names, plugins)
 
     def _configure_dra(self) -> None:
         if self.dra is None or self._stop.is_set():
@@ -338,11 +339,13 @@ class Agent:
         self.changes.notify_all()
 
 
-def _dra_families(settings: Settings, plugins: Iterable[str]) -> list[str]:
+def _dra_families(settings: Settings, plugins: Plugins) -> list[str]:
     """The plugins whose units may belong to dynamic resource allocation: by the settings, or since an earlier time."""
-    apis = settings.device_apis
+    apis, directory = settings.device_apis, settings.ownership_dir
     return [
-        name for name in plugins if apis.may_differ(name) or os.path.lexists(f"{settings.ownership_dir}/{name}.json")
+        name
+        for name, plugin in plugins.items()
+        if apis.may_differ(name) or os.path.lexists(f"{directory}/{record_name(name, plugin)}.json")
     ]
 
 

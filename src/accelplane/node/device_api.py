@@ -8,12 +8,13 @@ that of a function for its parts.
 import functools
 import re
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
 from accelplane.devices import Unit
 from accelplane.host.pci import pci_address
+from accelplane.plugins.base import Plugin
 
 Api = Literal["plugin", "dra", "none"]
 
@@ -70,3 +71,9 @@ class DeviceApis(Struct, frozen=True, kw_only=True):
             if address in self.devices:
                 return self.devices[address]
         return self.of_family(family)
+
+
+def record_name(name: str, plugin: Plugin[Any]) -> str:
+    """The name of the record of owners of a plugin: plugins with another namespace have other units."""
+    is_own = getattr(type(plugin), "namespace", "") == plugin.namespace
+    return name if is_own else f"{name}-{plugin.namespace}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAl
 
 import msgspec
 
-from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
+from accelplane.devices import Allocation, Attribute, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
 
 if TYPE_CHECKING:
@@ -141,6 +141,12 @@ class Plugin(Generic[ConfigT_co]):
     exclusive_namespace: ClassVar[bool] = False
     # Kinds of CDI files that the agent removes when their device was removed and no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
+
+    # Attributes and capacities that every device of the plugin has in ResourceSlices (DRA), with the value for a device
+    # without it: a selector that reads a missing one ends the scheduling of a pod. Their names are those of units:
+    # `serialNumber` for the attribute `serial-number`.
+    attribute_defaults: ClassVar[Mapping[str, Attribute]] = {}
+    capacity_defaults: ClassVar[Mapping[str, int]] = {}
 
     # The file of `labels`, which other programs know by this name. Without one the labels are published only if the
     # agent has a directory for them, in which the file then gets this base name, or a name of its own.

@@ -7,6 +7,7 @@ objects are in memory, and every client may do everything. `allocate` takes the 
 import asyncio
 import re
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from urllib.parse import parse_qs
 
@@ -40,7 +41,7 @@ class ClaimServer:
         self._version = 1
         self._slices: dict[str, ResourceSlice] = {}
         self._claims: dict[tuple[str, str], tuple[AllocatedClaim, object]] = {}
-        self._taken: set[tuple[str, str, str]] = set()
+        self._taken = Counter[tuple[str, str, str]]()
         self._watches: set[asyncio.Queue[bytes]] = set()
         self._server = HttpServer(self._respond, _LIMITS, methods=("GET", "POST", "PUT", "DELETE"))
 
@@ -64,19 +65,22 @@ class ClaimServer:
             device for each in self._slices.values() if each.spec.driver == driver for device in each.spec.devices or ()
         ]
 
-    def allocate(self, name: str, driver: str, *, pod: str, namespace: str = "default") -> str:
-        """Adds a claim that has a free device of the driver without taints, for a pod. Returns the device's name.
+    def allocate(self, name: str, driver: str, *, pod: str, namespace: str = "default", device: str = "") -> str:
+        """Adds a claim for a pod that has a free device of the driver without taints, the one named `device` if given.
 
-        Raises `LookupError` without such a device.
+        Returns the device's name. Raises `LookupError` without such a device.
         """
         for each in self._slices.values():
-            for device in each.spec.devices or ():
-                key = driver, each.spec.pool.name, device.name
-                if each.spec.driver == driver and not device.taints and key not in self._taken:
-                    self._taken.add(key)
-                    self._add_claim(namespace, name, pod, key)
-                    return device.name
-        raise LookupError(f"{driver}: no free device in {len(self._slices)} slices")
+            for found in each.spec.devices or ():
+                key = driver, each.spec.pool.name, found.name
+                is_wanted = each.spec.driver == driver and device in ("", found.name) and not found.taints
+                if is_wanted and self._taken[key] < _shares(found):
+                    self._taken[key] += 1
+                    share = {"shareID": str(uuid.uuid4())} if found.allow_multiple_allocations else {}
+                    self._add_claim(namespace, name, pod, key, share)
+                    return found.name
+        problem = f"{device} is not free" if device else "no free device"
+        raise LookupError(f"{driver}: {problem} in {len(self._slices)} slices")
 
     # `ClaimApi`
 
@@ -167,12 +171,14 @@ class ClaimServer:
         for queue in self._watches:
             queue.put_nowait(line)
 
-    def _add_claim(self, namespace: str, name: str, pod: str, key: tuple[str, str, str]) -> None:
+    def _add_claim(
+        self, namespace: str, name: str, pod: str, key: tuple[str, str, str], share: Mapping[str, str]
+    ) -> None:
         driver, pool, device = key
         uid = str(uuid.uuid4())
         claim = AllocatedClaim(namespace=namespace, name=name, uid=uid, drivers=(driver,), reserved_for=(pod,))
         request = {"name": "device", "exactly": {"deviceClassName": driver}}
-        result = {"request": "device", "driver": driver, "pool": pool, "device": device}
+        result = {"request": "device", "driver": driver, "pool": pool, "device": device, **share}
         status = {
             "allocation": {"devices": {"results": [result]}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": str(uuid.uuid4())}],
@@ -180,6 +186,12 @@ class ClaimServer:
         metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(self._version)}
         document = {"metadata": metadata, "spec": {"devices": {"requests": [request]}}, "status": status}
         self._claims[namespace, name] = claim, document
+
+
+def _shares(device: Device) -> int:
+    """How many claims may have the device."""
+    capacity = (device.capacity or {}).get("shares") if device.allow_multiple_allocations else None
+    return int(capacity.value) if capacity is not None else 1
 
 
 def _slice(request: Request) -> ResourceSlice:

@@ -22,6 +22,7 @@ _BASE_LENGTH = 55
 _PCI_ID = re.compile(r"0x[0-9a-f]{4}")
 _INVALID = re.compile(r"[^a-z0-9]+")
 _PLAIN = re.compile(r"[a-z0-9.:-]+")
+MAX_SHARES = 64  # devices of one unit, where the API server does not support shared devices
 _SERVICES = ("sym", "asym", "dc", "dcc", "decomp")
 
 Values = Mapping[str, Attribute]
@@ -32,7 +33,7 @@ class Family(Struct, frozen=True, kw_only=True):
 
     `attributes` and `capacities` have the value of a unit without them, and so the type. `values` are the attributes
     with another name or value than in the unit. `share` is the name of one share of the device `{name}`. At most
-    `max_shares` such devices are published.
+    `max_shares` such devices are published. With `own`, devices also have the other attributes and capacities of units.
     """
 
     name: Callable[[Unit], str]
@@ -41,6 +42,7 @@ class Family(Struct, frozen=True, kw_only=True):
     values: Callable[[Offer], Values] = lambda _offer: {}
     share: str = "{name}-s{number}"
     max_shares: int | None = None
+    own: bool = False
 
 
 def label(text: str, length: int = _BASE_LENGTH) -> str:
@@ -109,13 +111,12 @@ def _qat(offer: Offer) -> Values:
     }
 
 
-def _queue(offer: Offer) -> Values:
-    unit = offer.unit
-    return {"type": unit.text("type") or _resource(unit)}
-
-
 def _by_resource(offer: Offer) -> Values:
     return {"type": _resource(offer.unit)}
+
+
+def _by_type(offer: Offer) -> Values:
+    return {"type": offer.unit.text("type") or _resource(offer.unit)}
 
 
 def _fpga(offer: Offer) -> Values:
@@ -136,7 +137,7 @@ _QUEUES = Family(
     name=_by_id,
     attributes={"mode": "", "wqName": "", "wqDriver": "", "blockOnFault": False, "priority": 0},
     capacities={"size": 0, "maxBatchSize": 0, "maxTransferSize": 0, "shares": 1},
-    values=_queue,
+    values=_by_type,
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -170,7 +171,7 @@ FAMILIES: Mapping[str, Family] = {
         capacities={"epc": 0, "shares": 1},
         values=_by_resource,
         share="{name}-{number}",
-        max_shares=64,
+        max_shares=MAX_SHARES,
     ),
     "fpga.intel.com": Family(
         name=_by_id,
@@ -178,6 +179,22 @@ FAMILIES: Mapping[str, Family] = {
         values=_fpga,
     ),
 }  # fmt: skip
-"""By driver. A driver without a family here has devices that are named by the ID, with the attributes of the units."""
+"""By driver. A driver without a family here has that of `other`."""
 
-OTHER = Family(name=_by_id)
+
+def other(attributes: Values = {}, capacities: Mapping[str, int] = {}) -> Family:  # noqa: B006 - never changed
+    """The family of a plugin whose units have these attributes and capacities, with the values of units without them.
+
+    Devices are named by the ID of the unit. Their type is the resource, unless the plugin has another one.
+    """
+    return Family(
+        name=_by_id,
+        attributes=attributes,
+        capacities={"shares": 1, **capacities},
+        values=_by_type,
+        max_shares=MAX_SHARES,
+        own=True,
+    )
+
+
+OTHER = other()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ from accelplane.devices import Unit, natural
 from accelplane.dra import catalog
 from accelplane.dra.catalog import Evict
 from accelplane.dra.events import EventWriter, Reason
+from accelplane.dra.families.devices import other
 from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, Offer, Pool
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.publisher import Pace, SlicePublisher
@@ -26,6 +27,7 @@ from accelplane.node.publishers.labels import LabelFile, dra_label_path
 from accelplane.node.settings import Settings
 from accelplane.node.status import DraStatus, DraUnit
 from accelplane.node.watcher import Watcher
+from accelplane.plugins.base import Plugin
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class Driver:
 
     def __init__(
         self,
-        name: str,
+        plugin: Plugin[Any],
         units: FamilyUnits,
         access: NodeAccess,
         pace: Pace,
@@ -57,9 +59,13 @@ class Driver:
         watcher: Watcher,
         changed: Notifier,
     ) -> None:
-        """`changed` is notified after changes of the status. Raises `ValueError` for a name that is not a driver's."""
+        """The driver of the plugin's namespace. `changed` is notified after changes of the status.
+
+        Raises `ValueError` for a namespace that cannot be the name of a driver.
+        """
         settings = self._settings = units.settings
-        self.name = name
+        self.name = name = plugin.namespace
+        self._family = other(plugin.attribute_defaults, plugin.capacity_defaults)
         self._units = units
         self._node = ObservedNode(access.api, access.node, name, units.served)
         self._pool_name = access.node
@@ -237,6 +243,7 @@ class Driver:
             features,
             held=self.prepared().keys(),
             evict=next(each for each in get_args(Evict) if each == self._settings.dra_evict),
+            other=self._family,
         )
 
     def _update(self) -> None:

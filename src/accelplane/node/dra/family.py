@@ -54,8 +54,12 @@ class FamilyUnits:
         allocations: AllocationReader,
         blocked: BlockedDevices,
         on_event: Callable[[Reason, str], None],
+        record: str = "",
     ) -> None:
-        """`on_event` gets reason and text of events of the node."""
+        """`on_event` gets reason and text of events of the node.
+
+        `record` is the name of the record of owners, that of the plugin if empty.
+        """
         self.name = name
         self._on_event = on_event
         self.settings = settings
@@ -64,7 +68,7 @@ class FamilyUnits:
         self.other_plugin = OtherPlugin(settings, on_event)
         self._runner = runner
         self._allocations = allocations
-        self._record = OwnershipRecord(settings.ownership_dir, name)
+        self._record = OwnershipRecord(settings.ownership_dir, record or name)
         self._record_thread, self._host_thread = SerialThread(), HostThread(blocked)
         self._open = self._closed = False
         self._found: Mapping[str, Unit] = {}  # of the last scan

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from accelplane.dra.slicewatch import SliceWatches
 from accelplane.host.isolation import BlockedDevices
 from accelplane.kubelet.notifier import Notifier
 from accelplane.node.allocations import AllocationReader
+from accelplane.node.device_api import record_name
 from accelplane.node.dra.driver import Driver, NodeAccess
 from accelplane.node.dra.driverview import NO_DRIVER
 from accelplane.node.dra.family import FamilyUnits
@@ -22,6 +24,7 @@ from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import DraStatus
 from accelplane.node.watcher import Watcher
+from accelplane.plugins.base import Plugin
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +72,19 @@ class NodeDra:
         self._watches: SliceWatches | None = None
         self._pace = Pace()
 
-    def check(self, settings: Settings, names: Iterable[str]) -> None:
-        """Raises `ConfigurationError` if a family shall use DRA and the API server cannot be used."""
+    def check(self, settings: Settings, names: Iterable[str], plugins: Mapping[str, Plugin[Any]]) -> None:
+        """Raises `ConfigurationError` if a family shall use DRA and the API server cannot be used.
+
+        Also if the namespace of a family's plugin changes, whose driver would have to unprepare its claims.
+        """
         apis = settings.device_apis
+        for name in self.families.keys() & self._runners.keys() & plugins.keys():
+            found, expected = plugins[name].namespace, self._runners[name].context.plugin.namespace
+            if found != expected:
+                raise ConfigurationError(
+                    f"plugins.{name}: the namespace is {found!a}, expected {expected!a} while its devices may be for "
+                    f"claims; end their pods, remove {name} from dra-api and try again"
+                )
         if self._access is not None:
             return
         try:
@@ -83,7 +96,9 @@ class NodeDra:
                 raise
             log.error("units that belong to dynamic resource allocation cannot change back: %s", error)
 
-    def configure(self, settings: Settings, names: Iterable[str], enabled: Collection[str]) -> Iterable["Family"]:
+    def configure(
+        self, settings: Settings, names: Iterable[str], enabled: Mapping[str, Plugin[Any]]
+    ) -> Iterable["Family"]:
         """Applies the settings, ends the families of plugins that are not `enabled`, and returns those that are new.
 
         The owner runs them.
@@ -100,6 +115,7 @@ class NodeDra:
                 allocations=self._allocations,
                 blocked=self._blocked,
                 on_event=partial(self._record_event, name),
+                record=record_name(name, enabled[name]),
             )
             self.families[name] = Family(units, self._driver, self._changes, self._remove)
         return [self.families[name] for name in new]
@@ -136,7 +152,7 @@ class NodeDra:
         if self._access is None or self._events is None or self._watches is None or runner is None:
             return None
         return Driver(
-            runner.context.plugin.namespace,
+            runner.context.plugin,
             units,
             self._access,
             self._pace,

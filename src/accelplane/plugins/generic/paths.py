@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accelplane.devices import Attribute, DeviceNode, Mount, Skipped
 from accelplane.host import Host, HostError
+from accelplane.host.devicenodes import nodes_behind
 from accelplane.plugins.generic.config import Group, Path
 from accelplane.plugins.generic.match import Found, Match, joined
 from accelplane.plugins.generic.usb import usb_device_of
 
 DEFAULT_PERMISSIONS = "mrw"
-_MAX_NODES = 256  # of a directory
-_MAX_DEPTH = 4
 
 
 def find(host: Host, name: str, group: Group) -> Found:
@@ -116,8 +115,9 @@ def _match(host: Host, row: Sequence[tuple[Path, str]]) -> Match:
         nodes=nodes,
         mounts=mounts,
         links=links,
-        path=device if len(nodes) == 1 else "",
-        part=usb.part if usb else "",
+        path=device,
+        # Without a part, the name of a unit depends on what else its PCI function has.
+        part=usb.part if usb and len(nodes) == 1 else joined(files),
         attributes=attributes,
         values={
             "path": shown,
@@ -147,23 +147,7 @@ def _address(host: Host, device: str) -> str:
 def _behind(host: Host, node: DeviceNode) -> list[DeviceNode]:
     """The device nodes of a link or directory: CDI has neither."""
     try:
-        real = host.resolve(node.host_path)
-        return [
-            DeviceNode(real + below, node.container_path + below, node.permissions)
-            for below in _nodes_below(host, real, "", 0)
-        ][:_MAX_NODES]
+        found = nodes_behind(host, node.host_path)
     except HostError:
         return [node]
-
-
-def _nodes_below(host: Host, directory: str, below: str, depth: int) -> Iterator[str]:
-    """The paths of the nodes below a directory, relative to it; an empty one for a node itself. Raises `HostError`."""
-    status = host.status(directory + below)
-    if status is None:
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        yield below
-        return
-    if depth < _MAX_DEPTH:
-        for name in host.names(directory + below)[:_MAX_NODES]:
-            yield from _nodes_below(host, directory, f"{below}/{name}", depth + 1)
+    return [DeviceNode(real, node.container_path + below, node.permissions) for below, real in found.items()]

@@ -24,6 +24,10 @@ _FIRST_WAIT = 0.8  # of the 1 s for new units
 class GenericPlugin(Plugin[GenericConfig]):
     """Publishes the resources of the configuration, by default in the namespace `squat.ai`."""
 
+    attribute_defaults = dict.fromkeys(
+        ("kind", "name", "serial", "vendorId", "productId", "interface", "linkLayer", "nodeGuid", "firmware"), ""
+    )
+
     def __init__(self, config: GenericConfig | None = None) -> None:
         super().__init__(config)
         self.namespace = self.config.domain

@@ -157,8 +157,8 @@ def _match(members: Sequence[tuple[UsbDevice, Sequence[DeviceNode]]], *, hashed:
         unit=joined([device.name for device in devices]),
         hashed="".join(node.host_path for node in nodes) if hashed else "",
         nodes=nodes,
-        path=first.path if alone else None,
-        part=first.part if alone else "",
+        path=first.path,
+        part=joined([device.part for device in devices]),
         attributes=first.attributes if alone else {"kind": "usb"},
         values=values,
     )
