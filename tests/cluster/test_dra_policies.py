@@ -215,7 +215,7 @@ def test_a_plugin_stays_limited_after_the_tree_of_another_is_deleted(
     cluster.kubectl("delete", "--wait=false", "-k", str(tmp_path / "gpu"))
     for document, problem in (
         (foreign, "expected the node of the token, node-1"),
-        (slice_of("a"), "spec.driver is gpu.intel.com, expected one of qat.intel.com"),
+        (slice_of("a"), "spec.driver is gpu.intel.com, expected a driver of the account"),
     ):
         assert policy in problem_with(document)
         assert problem in problem_with(document)
@@ -330,7 +330,10 @@ FOREIGN_EVENTS: Mapping[str, tuple[Object, str]] = {
     "another node": ({"regarding": {"kind": "Node", "name": "node-2"}}, "the node of the token"),
     "a pod": ({"regarding": {"kind": "Pod", "name": "user", "namespace": "default"}}, "neither a ResourceClaim nor"),
     "nothing": ({"regarding": None}, "neither a ResourceClaim nor"),
-    "another program": ({"reportingController": "kubelet"}, "reportingController is kubelet, expected one of"),
+    "another program": (
+        {"reportingController": "kubelet"},
+        "reportingController is kubelet, expected a driver of the account",
+    ),
 }
 
 

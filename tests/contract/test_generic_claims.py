@@ -1,14 +1,21 @@
 """Devices of the generic plugin for claims: what slices have, and what containers get."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from accelplane.devices import DeviceNode, Mount
+from accelplane.dra.ownership import OwnershipRecord
 from accelplane.kubelet.embedded import PodStartError
+from accelplane.node.agent import Agent
+from accelplane.node.device_api import record_name
+from accelplane.node.settings import ConfigurationError
 from accelplane.plugins.generic import GenericConfig, GenericPlugin
+from accelplane.plugins.gpu import GpuPlugin
 from accelplane.testing import Tree, node
 
 Options = dict[str, Any]
@@ -115,6 +122,17 @@ async def test_several_usb_devices_that_are_one_belong_to_claims(tree: Tree) -> 
         assert not any(each.devices for each in kubelet.resources().values())
 
 
+async def test_the_name_of_a_device_stays_when_its_function_gets_another_one(tree: Tree) -> None:
+    function = tree.pci("0000:05:00.0", vendor="0x1ae0", device="0x0056")
+    tree.class_device("tty", "ttyS4", parent=function)
+    given = plugin(resource("serial", paths({"path": "/dev/ttyS*"})))
+    async with node(given, tree, name="generic", dra=True) as kubelet:
+        [first] = await kubelet.published(1)
+        assert first.startswith("0000-05-00-0-dev-ttys4-")
+        tree.class_device("tty", "ttyS5", parent=function)
+        assert first in await kubelet.published(2)
+
+
 async def test_a_failed_command_is_a_taint(tree: Tree) -> None:
     tree.node("/dev/modem")
     group = paths({"path": "/dev/modem"}, health={"command": ["/bin/sh", "-c", "echo no carrier; exit 1"]})
@@ -126,9 +144,61 @@ async def test_a_failed_command_is_a_taint(tree: Tree) -> None:
 
 async def test_a_device_that_vanished_is_not_prepared(tree: Tree) -> None:
     tree.node("/dev/meter0")
-    group = paths({"path": "/dev/meter0"}, mounts=[])
+    group = paths({"path": "/dev/meter0"})
     async with node(plugin(resource("meter", group)), tree, name="generic", dra=True) as kubelet:
         [name] = await kubelet.published(1)
         tree.remove("/dev/meter0")
         with pytest.raises((LookupError, PodStartError)):
             await kubelet.claim(name)
+
+
+async def test_another_plugin_of_the_domain_may_have_other_resources(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device plugin API stays for the resources of the other one."""
+    monkeypatch.setattr("accelplane.node.dra.other_plugin._CONFIRM_TIME", 0.0)
+    tree.node("/dev/meter0")
+    tree.node("/dev/lamp")
+    first, second = (resource(name, paths({"path": f"/dev/{name}*"})) for name in ("meter", "lamp"))
+    async with node(plugin(first), tree, name="generic", dra=True) as kubelet:
+        settings = replace(kubelet.agent.settings, dra_api="")
+        other = Agent(settings, {"generic": plugin(second)}, program="other")
+        task = asyncio.create_task(other.run())
+        await kubelet.until(lambda each: "devices.example.com/lamp" in each.resources())
+        assert len(await kubelet.published(1)) == 1
+        await kubelet.claim()
+        assert kubelet.problems == []
+        other.stop()
+        await task
+
+
+async def test_the_domain_does_not_change_while_devices_may_be_for_claims(tree: Tree) -> None:
+    """The driver of the old name has to unprepare the claims of running pods."""
+    tree.node("/dev/kvm")
+    kvm = resource("kvm", paths({"path": "/dev/kvm"}))
+    async with node(plugin(kvm), tree, name="generic", dra=True) as kubelet:
+        await kubelet.published(1)
+        agent = kubelet.agent
+        assert agent.dra is not None
+        agent.dra.check(agent.settings, ["generic"], {"generic": plugin(kvm)})
+        expected = "plugins.generic: the namespace is 'b.example.com', expected 'devices.example.com' while"
+        with pytest.raises(ConfigurationError, match=expected):
+            agent.dra.check(agent.settings, ["generic"], {"generic": plugin(kvm, domain="b.example.com")})
+
+
+async def test_two_plugins_with_different_domains_have_records_of_their_own(tree: Tree) -> None:
+    """They have different units, and neither waits for the other."""
+    tree.node("/dev/kvm")
+    tree.node("/dev/fuse")
+    kvm, fuse = (resource(name, paths({"path": f"/dev/{name}"})) for name in ("kvm", "fuse"))
+    async with node(plugin(kvm), tree, name="generic", dra=True) as kubelet:
+        await kubelet.published(1)
+        agent = kubelet.agent
+        other = OwnershipRecord(
+            agent.settings.ownership_dir, record_name("generic", plugin(fuse, domain="b.example.com"))
+        )
+        assert other.open()
+        assert other.change(add=["/dev/fuse"])
+        other.close()
+        assert record_name("gpu", GpuPlugin()) == "gpu"
+        assert kubelet.problems == []

@@ -51,6 +51,30 @@ def test_the_agent_with_dra_and_the_device_classes_are_those_of_the_kustomizatio
     assert "ValidatingAdmissionPolicy" in kinds
 
 
+@pytest.mark.parametrize(
+    ("values", "drivers"),
+    [
+        ({"dra": {"api": {"gpu": "dra", "qat": "plugin"}}}, ["gpu.intel.com", "qat.intel.com"]),
+        ({"dra": {"api": {"tpu": "dra"}, "drivers": ["tpu.example.com"]}}, ["tpu.example.com"]),
+        ({"dra": {"api": {"generic": "dra"}}}, ["squat.ai"]),
+        (
+            {"dra": {"api": {"generic": "dra"}}, "config": {"plugins": {"generic": {"domain": "devices.example.com"}}}},
+            ["devices.example.com"],
+        ),
+    ],
+)
+def test_the_agent_may_publish_the_drivers_that_the_values_name(values: dict[str, Object], drivers: list[str]) -> None:
+    dra = {"enabled": True, "deviceStatus": True, **values.pop("dra")}
+    rules = agent(dra=dra, **values)["ClusterRole", "accelplane-dra-node"]["rules"]
+    named = {rule["resources"][0]: rule["resourceNames"] for rule in rules if "resourceNames" in rule}
+    assert named == {"resourceslices/driver": drivers, "resourceclaims/driver": drivers}
+
+
+def test_an_agent_with_dra_has_a_driver() -> None:
+    """A rule without names would be for all drivers."""
+    assert "agent.dra.drivers: found none" in rejected(CHART, agent={"dra": {"enabled": True, "api": {"tpu": "dra"}}})
+
+
 def test_the_rights_for_the_device_status_are_those_of_the_component(tmp_path: Path) -> None:
     tree = overlay(
         tmp_path, resources=["deploy/accelplane_node/overlays/dra"], components=["deploy/dra/components/device-status"]

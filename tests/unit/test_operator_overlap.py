@@ -1,5 +1,7 @@
 """Nodes that two custom resources of a kind select."""
 
+from typing import Any
+
 import pytest
 from customresources import plugin
 
@@ -45,6 +47,22 @@ def test_generic_plugins_overlap_only_if_they_have_a_resource_in_common() -> Non
     assert [(each.other("one"), each.nodes) for each in overlaps_of(one, others, NODES)] == [
         ("two", ("arm", "n1", "n2"))
     ]
+
+
+def test_generic_plugins_overlap_if_both_are_the_dra_driver_of_a_domain() -> None:
+    def generic(name: str, domain: str = "", **dra: Any) -> models.DevicePlugin:
+        return plugin(
+            "generic", name, nodeSelector={"a": "1"}, domain=domain, devices=[{"name": name, "groups": []}], **dra
+        )
+
+    one = generic("one", dra={})
+    others = [
+        generic("two", "squat.ai", dra={}),
+        generic("three"),
+        generic("four", "b.example", dra={}),
+        generic("five", dra={"api": "plugin"}),
+    ]
+    assert [each.other("one") for each in overlaps_of(one, others, NODES)] == ["two"]
 
 
 def test_the_new_selector_of_a_changed_resource_is_used() -> None:

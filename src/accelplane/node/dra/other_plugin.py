@@ -1,6 +1,7 @@
 """Detects another device plugin that serves resources of a family: DRA must not hand the same devices out.
 
-The kubelet reports healthy IDs of a resource that this agent does not serve. It needs a moment after a change of this
+The kubelet reports healthy IDs of a resource that this agent does not serve: one of the namespace, or, if other plugins
+may have resources of it, one that the plugin has itself. It needs a moment after a change of this
 agent's lists, so a short report is ignored.
 """
 
@@ -56,13 +57,14 @@ class OtherPlugin:
             except PodResourcesError as error:
                 log.log(v(2), "other device plugins: %s", error)
                 return
-            prefix = f"{runner.context.plugin.namespace}/"
+            plugin = runner.context.plugin
             served = {name for name, one in runner.publisher.served.items() if one.server.stage is not Stage.WAITING}
-            resources = [
-                name
-                for name, ids in allocatable.items()
-                if ids and name.startswith(prefix) and name.removeprefix(prefix) not in served
-            ]
+            own = runner.context.devices.found.resources
+            for name, ids in allocatable.items():
+                namespace, _, resource = name.partition("/")
+                is_ours = namespace == plugin.namespace and (plugin.exclusive_namespace or resource in own)
+                if ids and is_ours and resource not in served:
+                    resources.append(name)
         if not resources:
             if self.problem:
                 log.info("%s: the other device plugin has ended", runner.context.name)
