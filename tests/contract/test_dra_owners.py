@@ -348,6 +348,19 @@ async def test_a_pod_of_an_agent_without_dra_keeps_its_unit(node: Node) -> None:
         await node.owned(a="dra", b="dra")
 
 
+async def test_allocate_refuses_a_part_of_a_function_that_a_claim_holds(node: Node) -> None:
+    bdf = "0000:03:00.0"
+    node.plugin.found = [gadget(key, attributes={"bdf": bdf}, part=key) for key in "ab"]  # type: ignore[attr-defined]
+    node.settings = replace(node.settings, dra_api="table=plugin,0000:ff:00.0=dra")
+    async with node.running():
+        await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+        stand_in = StandIn("example.com", node.units)
+        stand_in.claims = {bdf: ["ns/claim"]}
+        node.units.driver = stand_in
+        with pytest.raises(PodRejected, match=r"device [ab] is held by the resource claim ns/claim"):
+            await node.kubelet.run_pod("pod", {GADGET: 1})
+
+
 async def test_allocate_refuses_a_unit_that_a_claim_holds(node: Node) -> None:
     """R5: the last check, whatever the accounts say."""
     node.settings = replace(node.settings, dra_api="table=plugin,0000:ff:00.0=dra")

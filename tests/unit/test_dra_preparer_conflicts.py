@@ -8,8 +8,9 @@ from draclaims import World, devices_of, error_of, kill, ref
 from preparedclaims import gpu_world, prepare, refusal
 from waiting import until
 
+from accelplane.devices import Unit
 from accelplane.dra import durable
-from accelplane.dra.model import ClaimError, ClaimRef, DeviceName
+from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offer
 from accelplane.kubelet.podresources import ClaimHolder
 
 pytestmark = pytest.mark.memory
@@ -158,6 +159,16 @@ async def test_toleration_allows_a_unit_that_is_not_healthy(
     world.api.add(ref("a1"), [world.result(world.device(), tolerations=[toleration])])
 
     assert isinstance((await preparer.prepare([ref("a1")]))["a1"], ClaimError) is not tolerated
+
+
+async def test_function_whose_virtual_function_is_held_by_a_container_is_refused(world: World) -> None:
+    preparer = await world.start()
+    virtual = Unit(id="0000:03:00.1", parent="0000:03:00.0", health="card9")
+    offer = Offer(unit=virtual, owner="plugin", containers=("shop/pod/main",))
+    world.offers.offers = {**world.offers.offers, virtual.id: offer}
+
+    assert "still held by container shop/pod/main" in await refusal(preparer, world.claim("a1", world.device()))
+    await prepare(preparer, world.claim("a2", world.device(1)))
 
 
 async def test_device_without_its_nodes_is_refused(world: World) -> None:

@@ -34,6 +34,11 @@ class Offer(Struct, frozen=True, kw_only=True):
     containers: Sequence[str] = ()
 
 
+def overlap(unit: Unit, other: Unit) -> bool:
+    """Whether they are one unit, or one is the complete function that the other is a part or virtual function of."""
+    return unit.id in (other.id, other.parent) or other.id == unit.parent
+
+
 class Offers(Protocol):
     """The units of one driver. Implemented by the node; all calls come from the event loop."""
 

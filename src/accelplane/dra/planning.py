@@ -13,7 +13,7 @@ from accelplane.dra.claims import Allocated, Claim, Result
 from accelplane.dra.configuration import KINDS, DeviceConfig, for_request, parsed
 from accelplane.dra.hardware import ClaimDevice, variables
 from accelplane.dra.journal import Damaged, Entry, Holding, Rebind, UndoStep
-from accelplane.dra.model import ClaimError, DeviceName, Offer, Offers
+from accelplane.dra.model import ClaimError, DeviceName, Offer, Offers, overlap
 from accelplane.host import pci_address
 
 _REPLACE = "delete the pod to get another device"
@@ -223,9 +223,10 @@ def _check_offer(node: Node, result: Result, offer: Offer, *, vfio: bool) -> Non
         raise ClaimError(f"device {device} is not offered while its owner changes on this node; wait, or {_REPLACE}")
     if result.admin_access:
         return
-    if offer.containers:
-        holder = f"container {offer.containers[0]} of the device plugin"
-        raise ClaimError(f"device {device} is still held by {holder}, waiting for its end")
+    for other in node.offers.values():
+        if other.containers and overlap(other.unit, offer.unit):
+            holder = f"container {other.containers[0]} of the device plugin"
+            raise ClaimError(f"device {device} is still held by {holder}, waiting for its end")
     if offer.state == "cleanup" or (offer.state == "unbound" and not vfio):
         raise ClaimError(f"device {device} cannot be used, its state is {offer.state}: {reason}; {_REPLACE}")
     if offer.state in ("sick", "recovering") and not result.tolerates(

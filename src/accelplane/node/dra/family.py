@@ -14,7 +14,7 @@ from accelplane.devices import Allocation, CdiDevice, Device, Inventory, Unit, n
 from accelplane.dra.events import Reason
 from accelplane.dra.families.facts import with_facts
 from accelplane.dra.journal import JournalError
-from accelplane.dra.model import Offer, Owner
+from accelplane.dra.model import Offer, Owner, overlap
 from accelplane.dra.ownership import OwnershipError, OwnershipRecord, owner_of
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import SerialThread, ThreadLimitError
@@ -130,9 +130,11 @@ class FamilyUnits:
 
     def check_unclaimed(self, resource: str, ids: Iterable[str]) -> None:
         prepared = self.driver.prepared()
-        for id_ in ids:
-            claims = prepared.get(self._by_id.get((resource, id_), ""), ())
-            if claims:
+        for id_ in ids if prepared else ():
+            unit = self._found.get(self._by_id.get((resource, id_), ""))
+            held = (self._found.get(name, Unit(id=name, health=name)) for name in prepared)
+            names = [each.id for each in held if unit is not None and overlap(unit, each)]
+            if claims := [claim for name in names for claim in prepared[name]]:
                 raise AllocationError(f"{resource}: device {id_} is held by the resource claim {', '.join(claims)}")
 
     # Offers
