@@ -13,6 +13,7 @@ from accelplane.dra.model import Capacity, Pool, PoolDevice, Taint
 from accelplane.dra.observedslices import ObservedSlices
 from accelplane.dra.resourceslice import OwnerReference, ResourceSlice
 from accelplane.dra.slices import Plan, Target, plan, slice_name
+from accelplane.dra.slicewatch import SliceWatches
 from accelplane.dra.validation import Layout, problems
 
 NODE, DRIVER = "node-1", "gpu.intel.com"
@@ -185,6 +186,9 @@ class EndingWatches:
 
     watches = 0
 
+    async def list(self, *_arguments: Any, **_options: Any) -> str:
+        return "1"
+
     async def watch(self, *_arguments: Any, **_options: Any) -> AsyncIterator[Any]:
         self.watches += 1
         assert self.watches < 5
@@ -196,5 +200,6 @@ async def test_watches_that_end_at_once_are_an_error() -> None:
     api: Any = EndingWatches()
     observed = ObservedSlices(api, "/slices", "node-1", "gpu.intel.com", lambda: None)
 
-    with pytest.raises(ApiError, match="ended at once"):
-        await observed.watch()
+    async with SliceWatches(api, "node-1").following(observed) as watch:
+        with pytest.raises(ApiError, match="ended at once"):
+            await watch
