@@ -11,7 +11,7 @@ uses the node's name as UID of the Node, and `kubectl describe node` searches ev
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -158,7 +158,7 @@ class EventWriter:
             "kind": "Event",
             # Names have at most 253 characters.
             "metadata": {
-                "name": f"{name[:236].rstrip('-.')}.{uuid.uuid4().hex[:16]}",
+                "name": f"{name[:236].rstrip('-.')}.{secrets.token_hex(8)}",
                 "namespace": claim.namespace if claim is not None else "default",
             },
             "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
