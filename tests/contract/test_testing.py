@@ -130,8 +130,11 @@ async def test_a_pod_claims_a_device_and_an_unhealthy_one_has_a_taint(tree: Tree
         container = await kubelet.claim("tpu0")
         assert container.devices == [DeviceNode("/dev/tpu0")]
         assert kubelet.agent.status().dra["plugin"].units["tpu0"].claims == ("default/pod-0",)
-        with pytest.raises(LookupError, match="tpu1 is not free"):
-            await kubelet.claim("tpu1")
+        for name in ("tpu0", "tpu1"):
+            with pytest.raises(LookupError, match=f"{name} is not free"):
+                await kubelet.claim(name)
+        kubelet.delete_pod(container.pod)
+        assert (await kubelet.claim("tpu0")).devices == [DeviceNode("/dev/tpu0")]
 
 
 async def test_claims_need_the_option(tree: Tree) -> None:

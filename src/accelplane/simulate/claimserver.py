@@ -42,6 +42,7 @@ class ClaimServer:
         self._slices: dict[str, ResourceSlice] = {}
         self._claims: dict[tuple[str, str], tuple[AllocatedClaim, object]] = {}
         self._taken = Counter[tuple[str, str, str]]()
+        self._holdings: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._watches: set[asyncio.Queue[bytes]] = set()
         self._server = HttpServer(self._respond, _LIMITS, methods=("GET", "POST", "PUT", "DELETE"))
 
@@ -76,11 +77,17 @@ class ClaimServer:
                 is_wanted = each.spec.driver == driver and device in ("", found.name) and not found.taints
                 if is_wanted and self._taken[key] < _shares(found):
                     self._taken[key] += 1
+                    self._holdings[namespace, name] = key
                     share = {"shareID": str(uuid.uuid4())} if found.allow_multiple_allocations else {}
                     self._add_claim(namespace, name, pod, key, share)
                     return found.name
         problem = f"{device} is not free" if device else "no free device"
         raise LookupError(f"{driver}: {problem} in {len(self._slices)} slices")
+
+    def release(self, name: str, namespace: str = "default") -> None:
+        """Makes the device of a claim free. The claim stays until another one has its name."""
+        if taken := self._holdings.pop((namespace, name), None):
+            self._taken[taken] -= 1
 
     # `ClaimApi`
 

@@ -60,6 +60,7 @@ class Claims:
         self._server = server
         self._driver = driver
         self._cdi_dir = cdi_dir
+        self._pods: set[str] = set()
 
     def devices(self) -> dict[str, PublishedDevice]:
         """The devices in the slices now, by name."""
@@ -75,7 +76,11 @@ class Claims:
 
     async def run_pod(self, kubelet: EmbeddedKubelet, name: str, device: str) -> ClaimedContainer:
         """Raises `LookupError` and `PodStartError`."""
+        for pod in self._pods - {each.name for each in kubelet.pods()}:
+            self._server.release(pod)
+            self._pods.discard(pod)
         self._server.allocate(name, self._driver, pod=name, device=device)
+        self._pods.add(name)
         pod = Pod(name, containers={"main": {}}, claims={"device": name}, container_claims={"main": ["device"]})
         running = await kubelet.run_pod(pod)
         return self._container(name, running.containers["main"].cdi_devices)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _END_TIMEOUT = 30.0
 _NODE = "node"
+_POLL_INTERVAL = 0.02
 
 
 class Kubelet(EmbeddedKubelet):
@@ -63,7 +64,16 @@ class Kubelet(EmbeddedKubelet):
 
         Raises `LookupError` if it is not free, and `PodStartError` if it cannot be prepared. Needs `dra` of `node`.
         """
+        async with asyncio.timeout(_END_TIMEOUT):
+            while not self._unprepared():  # noqa: ASYNC110 - the driver has no event for it
+                await asyncio.sleep(_POLL_INTERVAL)
         return await self._claims.run_pod(self, self._free_name(), device)
+
+    def _unprepared(self) -> bool:
+        """Whether no claim of a pod that was deleted is prepared."""
+        pods = {f"{pod.namespace}/{pod.name}" for pod in self.pods()}
+        units = [unit for driver in self.agent.status().dra.values() for unit in driver.units.values()]
+        return all(pods.issuperset(unit.claims) for unit in units)
 
     @property
     def _claims(self) -> Claims:
