@@ -126,6 +126,10 @@ async def test_the_operator_makes_the_calls_that_its_role_grants_and_no_others(a
     await until(lambda: len(api.all("deviceclasses")) == 2, 60)
     api.put("deviceclasses", copy.deepcopy(api.all("deviceclasses")[0]) | {"spec": {"selectors": []}})
     await until(lambda: api.count("PATCH .*/deviceclasses/") > 0, 60)
+    api.put("clusterroles", copy.deepcopy(api.all("clusterroles")[0]) | {"rules": []})
+    for each in api.all("daemonsets"):
+        drift(api, each)
+    await until(lambda: api.count("PUT .*/clusterroles/") > 0, 60)
     api.put("secrets", copy.deepcopy(api.get("secrets", SECRET, NAMESPACE) or {}) | {"data": {}})
     await until(lambda: bool((api.get("secrets", SECRET, NAMESPACE) or {})["data"]), 60)
     for family in models.KINDS:
