@@ -39,6 +39,7 @@ class StandIn:
     def __init__(self, name: str, units: FamilyUnits, *_: Any, **__: Any) -> None:
         self.name = name
         self.claims: Mapping[str, Sequence[str]] = {}
+        self.others_unprepare = False
         self.claims_of_others: Collection[str] = ()  # of instances that have ended, not known yet
         self.bound_units: Mapping[str, Unit] = {}
         self.units = units
@@ -59,6 +60,8 @@ class StandIn:
         return self.claims
 
     def held(self) -> Collection[str]:
+        if self.others_unprepare:
+            self.claims = {}
         return {*self.claims, *self.claims_of_others}
 
     def bound(self) -> Mapping[str, Unit]:
@@ -253,6 +256,17 @@ async def test_a_claim_of_an_instance_that_has_just_ended_delays_the_change_back
         node.switch("")
         await node.owned(a="none", b="plugin")
         assert node.recorded() == {"a"}
+
+
+async def test_a_claim_that_another_instance_unprepares_does_not_delay_the_change_back(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        node.driver.claims = {"a": ["ns/claim"]}
+        node.switch("")
+        await node.owned(a="none", b="plugin")
+        node.driver.others_unprepare = True
+        await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
 @pytest.mark.parametrize(("owner", "method"), [(OtherPlugin, "check"), (OwnershipRecord, "change")])

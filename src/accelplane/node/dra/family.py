@@ -201,6 +201,7 @@ class FamilyUnits:
         self._refresh()
         await self._publish()
         unlisted = [unit for unit in self._found.values() if self._is_unlisted(unit)]
+        await self._read_claims()
         releasable = any(map(self._is_releasable, self._record.units))
         check = bool(unlisted) or self.other_plugin.delay == 0
         if not (check or releasable or self._record.lost):
@@ -240,6 +241,15 @@ class FamilyUnits:
                 "OwnersChanged",
                 f"{owners.count('dra')} devices belong to DRA, {owners.count('plugin')} to the device plugin",
             )
+
+    async def _read_claims(self) -> None:
+        """Reads the claims if they keep units from a change: another instance may have unprepared them."""
+        prepared = self.driver.prepared()
+        if any(id_ in prepared and self._owners.get(id_) == "none" for id_ in self._record.units):
+            try:
+                await self._record_thread.run(self.driver.held)
+            except (JournalError, ThreadLimitError) as error:
+                self._report(str(error))
 
     async def _release(self) -> None:
         """Lets units that are free of DRA belong to the device plugin."""
