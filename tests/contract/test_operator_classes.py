@@ -162,12 +162,16 @@ async def test_a_class_whose_resource_another_class_has_is_not_created(api: Kube
 async def test_two_classes_with_a_resource_of_another_kind_are_reported(api: KubeApi) -> None:
     for name in ("i915.gpu.intel.com", "mine"):
         put_class(api, name, "gpu.intel.com/i915")
-    async with operator(api, "gpu", "npu", dra=True):
+    for name in ("a", "b"):
+        put_class(api, name, "devices.example.com/fuse")
+    async with operator(api, "gpu", "npu", "generic", dra=True):
+        put(api, resource("generic", image=own_image("intel-generic-plugin"), dra={}, domain="devices.example.com"))
         put(api, resource("gpu", image=own_image("intel-gpu-plugin"), dra={}))
         put(api, resource("npu", image=own_image("intel-npu-plugin"), dra={}))
         await until(lambda: has_condition(api, CONFLICT, "True"))
         assert "device classes i915.gpu.intel.com, mine" in message(api, "gpu")
         await until(lambda: has_condition(api, CONFLICT, "False", family="npu"))
+        await until(lambda: has_condition(api, CONFLICT, "True", family="generic"))
         api.remove("deviceclasses", "mine")
         await until(lambda: has_condition(api, CONFLICT, "False"))
 

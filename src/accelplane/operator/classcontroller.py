@@ -16,6 +16,7 @@ import msgspec
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, remove_metadata
 from accelplane.apiserver import StatusError
 from accelplane.apiserver.errors import ApiError
+from accelplane.fpga.ids import NAMESPACE
 from accelplane.kube.controller import Result
 from accelplane.kube.customresource import CustomResource, compact
 from accelplane.kube.driftbackoff import DriftBackoff
@@ -65,12 +66,12 @@ class DeviceClasses:
             return 0.0
         return _UNSERVED_RETRY if self._informer.initialized.is_set() else _DEBOUNCE
 
-    def conflicts(self, family: str) -> Sequence[str] | None:
-        """Conflicts with classes of other programs, one line for each. None if the classes are not known."""
+    def conflicts(self, driver: str) -> Sequence[str] | None:
+        """Conflicts of the classes of a driver, one line for each. None if the classes are not known."""
         if self.retry_after:
             return None
-        own = self._fpga_problems if family == "fpga" else ()
-        return (*own, *name_conflicts(self.cache, f"{family}.intel.com"))
+        own = self._fpga_problems if driver == NAMESPACE else ()
+        return (*own, *name_conflicts(self.cache, driver))
 
     def report_fpga(self, problems: Sequence[str]) -> None:
         """Sets why classes of FPGAs are not as desired."""
@@ -149,7 +150,7 @@ class FpgaClassController:
         controller = owner_request(existing, _FPGA) if existing is not None else None
         if existing is None or existing.extended_name != desired.extended_name:
             self._check_extended_name(desired)
-        if controller is not None:
+        if existing is not None and controller is not None:
             current = next((each for each in owners if request_of(each) == controller), None)
             if current is None:
                 # Its resource has no devices for claims any more. The deletion triggers the creation for another one.

@@ -33,7 +33,7 @@ from accelplane.operator import images, models, status
 from accelplane.operator.children import Children, OtherNamespace
 from accelplane.operator.classcontroller import DeviceClasses, FpgaClassController
 from accelplane.operator.daemonsets import provisioning_hash, render
-from accelplane.operator.daemonsets.dra import uses_dra
+from accelplane.operator.daemonsets.dra import driver, uses_dra
 from accelplane.operator.features import unsupported_fields
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.nodes import Nodes
@@ -245,7 +245,7 @@ class PluginController:
             failure_reason=type(failure).__name__ if is_conflict else "WriteRejected",
             conflicts=(*self._children.backoff.conflicts(key), *upgraded.conflicts),
             outdated=action == "postponed",
-            class_conflicts=self._classes.conflicts(self.family) if self._classes and uses_dra(plugin) else None,
+            class_conflicts=self._classes.conflicts(driver(plugin)) if self._classes and uses_dra(plugin) else None,
         )
 
     async def _report_conflict(self, request: Request, name: str, failure: Exception | None) -> None:
