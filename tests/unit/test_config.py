@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -176,6 +176,26 @@ class Restless(Plugin[Optional]):
     health_policy = HealthPolicy(interval=0)
 
 
+class WithNames(Plugin[Optional]):
+    namespace = "names.example.com"
+    attribute_defaults: ClassVar[Any] = ("serial",)
+
+
+class WithHyphen(Plugin[Optional]):
+    namespace = "names.example.com"
+    attribute_defaults: ClassVar[Any] = {"serial-number": ""}
+
+
+class WithQuantity(Plugin[Optional]):
+    namespace = "names.example.com"
+    capacity_defaults: ClassVar[Any] = {"memory": "16Gi"}
+
+
+class WithManyDefaults(Plugin[Optional]):
+    namespace = "names.example.com"
+    attribute_defaults: ClassVar[Any] = {f"a{number}": 0 for number in range(21)}
+
+
 class WithoutConfig(Plugin[Optional]):
     namespace = "incomplete.example.com"
 
@@ -190,6 +210,10 @@ BROKEN = [
     (WithoutNamespace, "plugins.broken: TypeError: namespace of the plugin is None, expected a domain"),
     (WithoutConfig, "plugins.broken: TypeError: config of the plugin is None, expected super().__init__(config)"),
     (WithTextKinds, "plugins.broken: TypeError: cdi_kinds of the plugin is 'kinds.example.com/board', expected a list"),
+    (WithNames, "plugins.broken: TypeError: attribute_defaults of the plugin is ('serial',), expected a mapping"),
+    (WithHyphen, "plugins.broken: TypeError: attribute_defaults has the name 'serial-number', expected at most 32 "),
+    (WithQuantity, "plugins.broken: TypeError: capacity_defaults has memory: '16Gi', expected a whole number"),
+    (WithManyDefaults, "plugins.broken: TypeError: attribute_defaults and capacity_defaults are 21, expected at most"),
     (Restless, "plugins.broken: TypeError: health_policy.interval is 0, expected seconds above 0"),
 ]
 

@@ -47,6 +47,9 @@ _ANSWERS, _CAUSES = frozenset(("good", "bad", "unknown")), frozenset(get_args(Ca
 _NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_NAME = re.compile(rf"(?:[a-z0-9][-a-z0-9.]{{0,252}}/)?{_NAME}")
 _LABEL_VALUE = re.compile(rf"(?:{_NAME})?")
+# Of the 32 attributes and capacities of a device; the others are those of all drivers.
+_MAX_DEFAULTS = 20
+_ATTRIBUTE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 
 
 def check_plugin(plugin: Plugin[Config]) -> None:
@@ -59,12 +62,27 @@ def check_plugin(plugin: Plugin[Config]) -> None:
         ("removal_delay", (int, float), "seconds"),
         ("label_file", str, "a path"),
         ("cdi_kinds", (tuple, list), "a list of CDI kinds"),
+        ("attribute_defaults", Mapping, "a mapping"),
+        ("capacity_defaults", Mapping, "a mapping"),
     ):
         found: object = getattr(plugin, name, None)
         if not isinstance(found, kind):
             raise TypeError(f"{name} of the plugin is {_shown(found)}, expected {expected}")
     if plugin.health_policy.interval <= 0:
         raise TypeError(f"health_policy.interval is {plugin.health_policy.interval!a}, expected seconds above 0")
+    _check_defaults("attribute_defaults", plugin.attribute_defaults, ATTRIBUTE_TYPES, "a text, number, bool or Version")
+    _check_defaults("capacity_defaults", plugin.capacity_defaults, (int,), "a whole number")
+    count = len(plugin.attribute_defaults) + len(plugin.capacity_defaults)
+    if count > _MAX_DEFAULTS:
+        raise TypeError(f"attribute_defaults and capacity_defaults are {count}, expected at most {_MAX_DEFAULTS}")
+
+
+def _check_defaults(field: str, found: object, types: Collection[type], expected: str) -> None:
+    for name, value in _mapping(found, field).items():
+        if type(name) is not str or not _ATTRIBUTE_NAME.fullmatch(name):
+            raise TypeError(f"{field} has the name {_shown(name)}, expected at most 32 letters, digits and _")
+        if type(value) not in types:
+            raise TypeError(f"{field} has {name}: {_shown(value)}, expected {expected}")
 
 
 def checked_devices(namespace: str, found: object) -> Iterator[Device | Resource | Skipped]:

@@ -143,8 +143,8 @@ class Plugin(Generic[ConfigT_co]):
     cdi_kinds: ClassVar[Sequence[str]] = ()
 
     # Attributes and capacities that every device of the plugin has in ResourceSlices (DRA), with the value for a device
-    # without it: a selector that reads a missing one ends the scheduling of a pod. Their names are those of units:
-    # `serialNumber` for the attribute `serial-number`.
+    # without it: a selector that reads a missing one ends the scheduling of a pod. At most 20, with names as those of
+    # units: `serialNumber` for the attribute `serial-number`.
     attribute_defaults: ClassVar[Mapping[str, Attribute]] = {}
     capacity_defaults: ClassVar[Mapping[str, int]] = {}
 
