@@ -20,7 +20,7 @@ from accelplane.devices import Allocation
 from accelplane.dra import durable
 from accelplane.dra.boot import MARKER, boot_identity
 from accelplane.dra.claimtasks import claim_lock
-from accelplane.dra.journal import Entry
+from accelplane.dra.journal import Entry, JournalError
 from accelplane.dra.preparer import Preparer
 from accelplane.host.blocking import in_thread
 
@@ -148,6 +148,18 @@ async def test_unit_in_a_damaged_file_is_held(world: World) -> None:
     assert list(preparer.held()) == ["0000:03:00.0"]
     assert preparer.prepared() == {"0000:03:00.0": ("a1",)}
     assert await preparer.unprepare([claim]) == {"a1": None}
+    assert not preparer.held()
+
+
+async def test_damaged_file_without_units_may_hold_any_unit(world: World) -> None:
+    preparer = await world.start()
+    claim = world.claim("a1", world.device())
+    await prepare(preparer, claim)
+    durable.write(str(world.directory / "claims/a1.json"), b"", 0o600)
+
+    with pytest.raises(JournalError, match=r"a1\.bad: .* its devices are not known"):
+        preparer.held()
+    await preparer.unprepare([claim])
     assert not preparer.held()
 
 

@@ -26,7 +26,7 @@ from accelplane.dra.cleanup import RETRY_DELAY, Cleanup
 from accelplane.dra.devicestatus import DeviceStatus
 from accelplane.dra.events import Reason
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import Entry, Holding, Rebind, UndoStep
+from accelplane.dra.journal import Entry, Holding, JournalError, Rebind, UndoStep
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offer, Offers, PreparedDevice
 from accelplane.dra.store import ClaimStore, EntryChangedError
 from accelplane.dra.unusedclaims import UnusedClaims
@@ -121,8 +121,13 @@ class Preparer:
         return {unit: tuple(claims) for unit, claims in found.items()}
 
     def held(self) -> Collection[str]:
-        """The units in `prepared`, with claims of other instances until now. Blocks. Raises `JournalError`."""
+        """The units in `prepared`, with claims of other instances until now. Blocks.
+
+        Raises `JournalError`, also for a damaged file that does not say which units its claim holds.
+        """
         self._store.refresh()
+        if unknown := next((file for file in self._store.damaged.values() if not file.units), None):
+            raise JournalError(f"{unknown.problem}, its devices are not known; remove it when its pod has ended")
         return self.prepared().keys()
 
     def held_devices(self) -> Mapping[str, int]:
