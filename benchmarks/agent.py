@@ -76,12 +76,17 @@ class NodeSetup(Struct, frozen=True):
         return f"{self.directory}/k"
 
     @property
+    def cdi_dir(self) -> str:
+        """In memory, as /var/run/cdi."""
+        return f"{self.root}/var/run/cdi"
+
+    @property
     def log(self) -> str:
         return f"{self.directory}/log"
 
     @property
     def arguments(self) -> Sequence[str]:
-        directories = ("--root", self.root, "--kubelet-dir", self.kubelet_dir, "--cdi-dir", f"{self.directory}/cdi")
+        directories = ("--root", self.root, "--kubelet-dir", self.kubelet_dir, "--cdi-dir", self.cdi_dir)
         config = ("--config", self.config) if self.config else ()
         return ("node", "--plugins", ",".join(self.plugins), *directories, *config)
 

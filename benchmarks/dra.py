@@ -5,73 +5,28 @@ request, measured by itself, is subtracted.
 """
 
 import asyncio
-import contextlib
 import itertools
-import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import msgspec
 
 from accelplane import rpc
 from accelplane.apiserver import ApiServer
-from accelplane.kube.testing import FakeApiServer
 from accelplane.kubelet import dra_v1_pb2 as pb
-from accelplane.kubelet.embedded import AllocatedClaim, ClaimApiError, EmbeddedKubelet
-from benchmarks.agent import AgentProcess, Memory, NodeSetup, agent, gpu_npu_node, registered_agent
-from benchmarks.figures import Result, Scale, median, percentile, single
+from accelplane.node.settings import Settings
+from benchmarks import dra_idle
+from benchmarks.dra_agents import DRIVER, dra_agent
+from benchmarks.dra_idle import SETTLE_SECONDS, Idle
+from benchmarks.figures import Figure, Result, Scale, median, percentile, single
 from benchmarks.syscall_timestamps import SyscallTimestamps
 
-_NODE, _DRIVER = "node-1", "gpu.intel.com"
 _RATIO, _PLUG = 1.5, 300
+_GO = "seven Go plugins"
 _PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
 _UNPREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources"
-_SETTLE_SECONDS = 5
-
-
-class _Api(FakeApiServer):
-    """An API server of Kubernetes 1.37 with one node. It preserves all fields of slices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.put("nodes", {"metadata": {"name": _NODE}, "status": {"nodeInfo": {"kubeletVersion": "v1.37.0"}}})
-        release = json.dumps({"minor": "37", "gitVersion": "v1.37.0"}).encode()
-        group = json.dumps({"versions": [{"version": "v1"}]}).encode()
-        self.fault("GET /(version)$", 200, times=-1, body=release)
-        self.fault("GET /(apis/resource.k8s.io)$", 200, times=-1, body=group)
-
-    def devices(self) -> list[str]:
-        slices = (each["spec"] for each in self.all("resourceslices") if each["spec"]["driver"] == _DRIVER)
-        return [device["name"] for spec in slices for device in spec.get("devices") or ()]
-
-    async def until_devices(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.devices()) != count:
-                self.changed.clear()
-                await self.changed.wait()
-
-    def allocate(self, name: str, device: str) -> str:
-        """A claim with the device; returns its UID."""
-        result = {"request": "gpu", "driver": _DRIVER, "pool": _NODE, "device": device}
-        status = {
-            "allocation": {"devices": {"results": [result], "config": []}},
-            "reservedFor": [{"resource": "pods", "name": "pod", "uid": "1"}],
-        }
-        claim = {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": {}}, "status": status}
-        return str(self.put("resourceclaims", claim)["metadata"]["uid"])
-
-
-class _NoClaims:
-    """The kubelet's requests: its pods have no claims."""
-
-    async def claim(self, namespace: str, name: str) -> AllocatedClaim:
-        raise ClaimApiError(f"{namespace}/{name} not found")
-
-    async def delete_slices(self, driver: str) -> None:
-        pass
 
 
 class _Claim(msgspec.Struct):
@@ -79,34 +34,47 @@ class _Claim(msgspec.Struct):
 
 
 def measure(scale: Scale) -> Result:
-    count, seconds = scale.of(3, 1), scale.of(120, 5)
-    without = [asyncio.run(_without(seconds if number == 0 else 0)) for number in range(count)]
-    with_dra = [asyncio.run(_with(seconds if number == 0 else 0)) for number in range(count)]
-    plain, claims = ([memory.resident for memory, _cpu in runs] for runs in (without, with_dra))
-    anonymous = [[memory.anonymous for memory, _cpu in runs] for runs in (without, with_dra)]
-    rounds, requests = asyncio.run(_prepare(scale.of(5, 1), scale.of(100, 5)))
+    # An agent without DRA wakes every 30 s.
+    seconds, count = scale.of(int(Settings().safety_interval), 35), scale.of(3, 1)
+    agents, isolated = dra_idle.run(seconds, count)
+    rounds, requests, cpu = asyncio.run(_prepare(scale.of(5, 1), scale.of(100, 5)))
     plugged = asyncio.run(_plug(scale.of(20, 2)))
     share = sorted(requests)[len(requests) // 2]
     own = [[max(0.0, each - share) for each in times] for times in rounds]
     return Result(
         figures=(
-            median("resident without DRA", plain, "MiB"),
-            median("resident with DRA", claims, "MiB"),
-            single("resident, ratio", _middle(claims) / _middle(plain), "", samples=count, budget=_RATIO),
-            single("anonymous, ratio", _middle(anonymous[1]) / _middle(anonymous[0]), "", samples=count),
-            single("idle processor time per minute without DRA", without[0][1], "ms", samples=1),
-            single("idle processor time per minute with DRA", with_dra[0][1], "ms", samples=1),
+            *_figures("", agents.plain, agents.cards),
+            *_figures("all families, ordinary node: ", agents.ordinary, agents.ordinary_all),
             percentile("NodePrepareResources p50", own, 0.5, "ms"),
             percentile("NodePrepareResources p99", own, 0.99, "ms"),
             median("one request to the API server, subtracted", requests, "ms"),
+            median("processor time to prepare and unprepare a claim", cpu, "ms"),
             median("plug to slice", plugged, "ms", budget=_PLUG),
             single("plug to slice, slowest", max(plugged), "ms", samples=len(plugged)),
         ),
         notes=(
-            "4 cards and an NPU; the cards by DRA, the NPU by the device plugin API",
-            f"idle: over {seconds} s; the API server is the test double",
+            "4 cards by DRA, an NPU by the device plugin API; on the ordinary node all families by DRA",
+            f"idle: over {seconds} s, the agents run at the same time; the API server is the test double",
+            "no uevents reach the idle agents" if isolated else "other uevents of the machine wake the idle agents",
             "plug to slice: at most one write per second and node, so cards are plugged in every 1.2 to 1.6 s",
         ),
+    )
+
+
+def _figures(prefix: str, without: Sequence[Idle], with_dra: Sequence[Idle]) -> Sequence[Figure]:
+    plain, claims = ([run.memory.resident for run in runs] for runs in (without, with_dra))
+    anonymous = [[run.memory.anonymous for run in runs] for runs in (without, with_dra)]
+    cpu = [[run.cpu for run in runs] for runs in (without, with_dra)]
+    count = len(plain)
+    return (
+        median(f"{prefix}resident without DRA", plain, "MiB"),
+        median(f"{prefix}resident with DRA", claims, "MiB", peers={_GO: 129}),
+        single(f"{prefix}resident, ratio", _middle(claims) / _middle(plain), "", samples=count, budget=_RATIO),
+        single(f"{prefix}anonymous, ratio", _middle(anonymous[1]) / _middle(anonymous[0]), "", samples=count),
+        median(f"{prefix}processor time per minute without DRA", cpu[0], "ms"),
+        median(f"{prefix}processor time per minute with DRA", cpu[1], "ms", peers={_GO: 60}),
+        single(f"{prefix}processor time, ratio", _middle(cpu[1]) / _middle(cpu[0]), "", samples=count),
+        median(f"{prefix}voluntary context switches per minute with DRA", [run.switches for run in with_dra], ""),
     )
 
 
@@ -114,64 +82,24 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-async def _without(seconds: float) -> tuple[Memory, float]:
-    with gpu_npu_node() as setup:
-        async with registered_agent(setup) as (running, _kubelet):
-            return await _idle(running, seconds)
+async def _prepare(rounds: int, calls: int) -> tuple[Sequence[Sequence[float]], Sequence[float], Sequence[float]]:
+    """Milliseconds of calls with a claim of one card each, in rounds, and of requests for a claim.
 
-
-async def _with(seconds: float) -> tuple[Memory, float]:
-    async with _dra_agent() as (running, _api, _setup):
-        return await _idle(running, seconds)
-
-
-async def _idle(running: AgentProcess, seconds: float) -> tuple[Memory, float]:
-    """The memory, and milliseconds of processor time per minute if `seconds` is not 0."""
-    await asyncio.sleep(_SETTLE_SECONDS if seconds else 1)
-    before = running.cpu_seconds()
-    await asyncio.sleep(seconds)
-    cpu = (running.cpu_seconds() - before) * 60e3 / seconds if seconds else 0.0
-    return running.memory(), cpu
-
-
-@contextlib.asynccontextmanager
-async def _dra_agent() -> AsyncIterator[tuple[AgentProcess, _Api, NodeSetup]]:
-    """An agent that has published its cards."""
-    with gpu_npu_node() as setup:
-        async with _Api() as api, EmbeddedKubelet(setup.kubelet_dir, claim_api=_NoClaims()):
-            environment = {"NODE_NAME": _NODE, "KUBECONFIG": _kubeconfig(setup, f"http://{api.address}")}
-            with agent(setup, "-dra-api=gpu=dra", env=environment) as running:
-                await api.until_devices(len(setup.node.devices()) - 1)
-                yield running, api, setup
-
-
-def _kubeconfig(setup: NodeSetup, server: str) -> str:
-    """The path of a kubeconfig file."""
-    path = Path(setup.directory, "kubeconfig")
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "c",
-    }
-    path.write_text(json.dumps(content))
-    return str(path)
-
-
-async def _prepare(rounds: int, calls: int) -> tuple[Sequence[Sequence[float]], Sequence[float]]:
-    """Milliseconds of calls with a claim of one card each, in rounds, and of requests for a claim."""
+    The last are milliseconds of processor time to prepare and unprepare a claim, of each round.
+    """
     numbers = itertools.count()
     found: list[list[float]] = [[] for _ in range(rounds)]
     requests: list[float] = []
-    async with _dra_agent() as (_running, api, setup):
+    cpu: list[float] = []
+    async with dra_agent() as (running, api, setup):
+        await asyncio.sleep(SETTLE_SECONDS)
         (device, *_) = api.devices()
         client = ApiServer(api.config, idle_timeout=60).without_rate_limit()
-        directory = f"{setup.kubelet_dir}/plugins/{_DRIVER}"
+        directory = f"{setup.kubelet_dir}/plugins/{DRIVER}"
         (socket,) = (name for name in os.listdir(directory) if name.endswith(".sock"))
         async with rpc.Channel(f"{directory}/{socket}") as channel:
             for times in found:
+                before = running.cpu_seconds()
                 for _ in range(calls):
                     name = f"claim-{next(numbers)}"
                     claim = pb.Claim(namespace="default", name=name, uid=api.allocate(name, device))
@@ -186,15 +114,16 @@ async def _prepare(rounds: int, calls: int) -> tuple[Sequence[Sequence[float]], 
                     start = time.perf_counter()
                     await client.get(f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}", _Claim)
                     requests.append((time.perf_counter() - start) * 1e3)
+                cpu.append((running.cpu_seconds() - before) / calls * 1e3)
         client.close()
-    return found, requests
+    return found, requests, cpu
 
 
 async def _plug(count: int) -> Sequence[float]:
     """Milliseconds from the creation of a card's link until the API server has it in a slice."""
     found: list[float] = []
     spread = random.Random(1)  # noqa: S311 - random delays, not security
-    async with _dra_agent() as (_running, api, setup):
+    async with dra_agent() as (_running, api, setup):
         first = len(api.devices())
         links = [f"{setup.node.root}/sys/class/drm/card{first + number}" for number in range(count)]
         timestamps = SyscallTimestamps(*links)

@@ -33,8 +33,8 @@ class Idle(Struct, frozen=True):
 
 def measure(scale: Scale) -> Result:
     seconds = scale.of(int(Settings().safety_interval), 10)
-    isolation = _ISOLATION if _can_isolate() else ()
-    cards, health, ordinary, large = asyncio.run(_run_agents(scale.of(3, 1), seconds, isolation))
+    prefix = isolation()
+    cards, health, ordinary, large = asyncio.run(_run_agents(scale.of(3, 1), seconds, prefix))
     return Result(
         figures=(
             *_figures("", cards, {"Go GPU plugin": 18, "seven Go plugins": 60}),
@@ -45,7 +45,7 @@ def measure(scale: Scale) -> Result:
         notes=(
             f"over {seconds} s, {_SETTLE_SECONDS} s after registration",
             f"the agents run at the same time and are started every {_START_INTERVAL} s",
-            "no uevents reach the agents" if isolation else "other uevents of the machine wake the agents",
+            "no uevents reach the agents" if prefix else "other uevents of the machine wake the agents",
         ),
     )
 
@@ -58,20 +58,20 @@ def _figures(prefix: str, runs: Sequence[Idle], peers: Mapping[str, float], *, b
     )
 
 
-async def _run_agents(count: int, seconds: int, isolation: Sequence[str]) -> Iterator[Sequence[Idle]]:
+async def _run_agents(count: int, seconds: int, prefix: Sequence[str]) -> Iterator[Sequence[Idle]]:
     setups = [make for make in (gpu_npu_node, health_node, ordinary_node, large_node) for _ in range(count)]
-    runs = await asyncio.gather(*(_idle(make, place, seconds, isolation) for place, make in enumerate(setups)))
+    runs = await asyncio.gather(*(_idle(make, place, seconds, prefix) for place, make in enumerate(setups)))
     return (runs[first : first + count] for first in range(0, len(runs), count))
 
 
 async def _idle(
-    make: Callable[[], AbstractContextManager[NodeSetup]], place: int, seconds: int, isolation: Sequence[str]
+    make: Callable[[], AbstractContextManager[NodeSetup]], place: int, seconds: int, prefix: Sequence[str]
 ) -> Idle:
     # The agents scan at different times: hyper-threads of one core slow each other down.
     await asyncio.sleep(_START_INTERVAL * place)
     with make() as setup:
         service = LevelZeroService(f"{setup.root}{LEVELZERO_SOCKET}") if setup.config else contextlib.nullcontext()
-        async with service, registered_agent(setup, program=(*isolation, *PROGRAM)) as (agent, _kubelet):
+        async with service, registered_agent(setup, program=(*prefix, *PROGRAM)) as (agent, _kubelet):
             await asyncio.sleep(_SETTLE_SECONDS)
             cpu, main, switches = agent.cpu_seconds(), agent.schedstat_seconds(), agent.voluntary_switches()
             await asyncio.sleep(seconds)
@@ -84,8 +84,10 @@ async def _idle(
             )
 
 
-def _can_isolate() -> bool:
+def isolation() -> Sequence[str]:
+    """The command before another one that receives no uevents, empty if that is not possible."""
     try:
-        return subprocess.run((*_ISOLATION, "true"), stderr=subprocess.DEVNULL, check=False).returncode == 0
+        possible = subprocess.run((*_ISOLATION, "true"), stderr=subprocess.DEVNULL, check=False).returncode == 0
     except OSError:
-        return False
+        return ()
+    return _ISOLATION if possible else ()
