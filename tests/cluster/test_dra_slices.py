@@ -40,7 +40,9 @@ GIVEN = offers(
 DEFAULT, ALL = "default", "all gates"
 # With 1.33, the API is served only if it is asked for.
 BETA = ("--feature-gates=DynamicResourceAllocation=true", "--runtime-config=resource.k8s.io/v1beta1=true")
-GATES = ("--feature-gates=DRADeviceTaints=true,DRAPartitionableDevices=true,DRAConsumableCapacity=true",)
+GATES = ("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+# The scheduler waits for DeviceTaintRules, with the gate of taints.
+ALPHA = ("--runtime-config=resource.k8s.io/v1alpha3=true",)
 
 
 @pytest.fixture(scope="module", params=[DEFAULT, ALL])
@@ -53,8 +55,8 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(cluster_is_possible: None, profile: str) -> Iterator[Cluster]:
-    beta = BETA if kubernetes_minor() < 34 else ()
-    with Cluster.running([], apiserver=(*beta, *(GATES if profile == ALL else ()))) as running:
+    options = BETA if kubernetes_minor() < 34 else ALPHA if profile == ALL else ()
+    with Cluster.running([], apiserver=options, gates=GATES if profile == ALL else ()) as running:
         status, answer = running.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
         assert status == 201, answer
         yield running
