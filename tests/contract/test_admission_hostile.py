@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from admissionservers import post, review, setup
+from admissionservers import Setup, post, review, setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
+from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
@@ -82,7 +83,13 @@ def test_bytes_that_are_not_tls_end_the_connection(data: bytes) -> None:
                 with contextlib.suppress(ConnectionResetError):
                     await reader.read()
             writer.close()
-            assert (await one.ask(post(review()))).status == 200
+            await until(lambda: serves(one))
+
+    async def serves(one: Setup) -> bool:
+        try:
+            return (await one.ask(post(review()))).status == 200
+        except OSError:  # on a loaded computer this handshake can exceed the limit, too
+            return False
 
     asyncio.run(send_requests())
 

@@ -46,8 +46,8 @@ _KUBELET_NOTES = {
 _COLUMNS = (
     Column("RESOURCE"), Column("DEVICE"), Column("ADDRESS"), Column("NUMA"), Column("HEALTH", health=True),
     Column("ADVERTISED"), Column("HELD BY"), Column("UNIT", wide=True), Column("HOLDER SINCE", wide=True),
-    Column("STATE SINCE", wide=True), Column("NODES", wide=True), Column("MODEL", wide=True),
-    Column("OWNER", wide=True),
+    Column("STATE SINCE", wide=True), Column("NODES", wide=True), Column("OWNER", wide=True),
+    Column("MODEL", wide=True),
 )  # fmt: skip
 _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 
@@ -209,7 +209,8 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
         if resource.startswith(prefix)
         for id_ in ids
     )
-    claimed, unknown = _claimed_units(kubelet, plugin.namespace, units)
+    cdi_names = frozenset(device.cdi.qualified_name for device in devices.values() if device.cdi is not None)
+    claimed, unknown = _claimed_units(kubelet, plugin.namespace, units, cdi_names)
     for resource, id_ in sorted(devices.keys() | known_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
         device = devices.get((resource, id_))
         unit = units.get((resource.removeprefix(prefix), id_))
@@ -269,9 +270,12 @@ def _claimed_row(plugin: PluginStatus, device: str, held_by: Sequence[str], unit
 
 
 def _claimed_units(
-    kubelet: _Kubelet, driver: str, units: Units
+    kubelet: _Kubelet, driver: str, units: Units, cdi_names: frozenset[str]
 ) -> tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]:
-    """The containers that have devices by claims of a driver: by unit ID, and by name of devices without a unit."""
+    """The containers that have devices by claims of a driver: by unit ID, and by name of devices without a unit.
+
+    Devices with one of the CDI names are those of a device ID.
+    """
     devices = claimed_devices(kubelet.claim_holders, driver, {unit.id: unit for unit in units.values()}.values())
     found: list[tuple[str, str]] = []
     unknown: list[tuple[str, str]] = []
@@ -279,7 +283,7 @@ def _claimed_units(
         holder = f"{one.namespace}/{one.pod}/{one.container} (DRA)"
         if (unit := devices.get((one.driver, one.pool, one.device))) is not None:
             found.append((unit.id, holder))
-        elif one.driver == driver:
+        elif one.driver == driver and cdi_names.isdisjoint(one.cdi_names):
             unknown.append((one.device, holder))
     return _group_by_key(found), _group_by_key(unknown)
 
@@ -399,8 +403,8 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
         row.held_since or UNKNOWN,
         row.state_since or UNKNOWN,
         ", ".join(f"{node.path} {node.mode} group {node.gid}" for node in row.nodes) or UNKNOWN,
-        row.model or UNKNOWN,
         row.owner or UNKNOWN,
+        row.model or UNKNOWN,
     )
 
 
