@@ -101,6 +101,21 @@ async def test_by_force_claims_are_undone(node: DraNode, capsys: pytest.CaptureF
     assert left(node) == []
 
 
+async def test_a_claim_with_a_damaged_journal_file_is_prepared(
+    node: DraNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node.agent_running():
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a", name="claim"))
+    (file,) = Path(node.directory, "plugins", GPU, "claims").iterdir()
+    file.write_text("")
+    assert await clean_up(node) == 1
+    assert f"claims are prepared: {file.stem}; delete their pods" in capsys.readouterr().err
+    assert await clean_up(node, force=True) == 0
+    assert f"claim {file.stem} undone" in capsys.readouterr().out
+    assert left(node) == []
+
+
 async def test_without_the_api_server_the_node_is_cleaned_and_the_slices_are_reported(
     node: DraNode, capsys: pytest.CaptureFixture[str]
 ) -> None:

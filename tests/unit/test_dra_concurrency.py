@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draclaims import World, devices_of, error_of, kill
+from draclaims import World, devices_of, error_of, kill, ref
 from preparedclaims import gpu_world, prepare, refusal
 from waiting import until
 
@@ -151,11 +151,36 @@ async def test_unit_in_a_damaged_file_is_held(world: World) -> None:
     assert not preparer.held()
 
 
+@pytest.mark.parametrize("share", [None, "0a1b2c3d-4e5f"])
+async def test_units_of_an_empty_file_are_in_the_cdi_file_of_the_claim(world: World, share: str | None) -> None:
+    preparer = await world.start()
+    claim = world.api.add(ref("a1"), [world.result(world.device(), shareID=share)])
+    await prepare(preparer, claim)
+    durable.write(str(world.directory / "claims/a1.json"), b"", 0o600)
+
+    assert list(preparer.held()) == ["0000:03:00.0"]
+    assert list(preparer.cleanup()) == ["0000:03:00.0"]
+    with pytest.raises(AssertionError, match="journal file is damaged"):
+        await prepare(preparer, world.claim("b2", world.device()))
+    assert await preparer.unprepare([claim]) == {"a1": None}
+    assert not preparer.held()
+
+
+async def test_admin_access_holds_no_unit_after_its_file_is_damaged(world: World) -> None:
+    preparer = await world.start()
+    results = [world.result(world.device(0), adminAccess=True), world.result(world.device(1), "r1")]
+    await prepare(preparer, world.api.add(ref("a1"), results))
+    durable.write(str(world.directory / "claims/a1.json"), b"", 0o600)
+
+    assert list(preparer.held()) == ["0000:04:00.0"]
+
+
 async def test_damaged_file_without_units_may_hold_any_unit(world: World) -> None:
     preparer = await world.start()
     claim = world.claim("a1", world.device())
     await prepare(preparer, claim)
     durable.write(str(world.directory / "claims/a1.json"), b"", 0o600)
+    (world.cdi_dir / "k8s.gpu.intel.com-claim_a1.json").unlink()
 
     with pytest.raises(JournalError, match=r"a1\.bad: .* its devices are not known"):
         preparer.held()

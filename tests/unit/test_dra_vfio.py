@@ -20,7 +20,7 @@ from accelplane.dra.model import ClaimError, ClaimRef, Offer
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.vfio import plan
 from accelplane.host import Host
-from accelplane.host.drivers import bind, driver_of, vfio_group
+from accelplane.host.drivers import bind, driver_of, driver_override, vfio_group
 from accelplane.kubelet.server import AllocationError
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import QatSpec
@@ -102,6 +102,57 @@ async def test_function_that_was_bound_before_stays_bound(world: World) -> None:
 
     assert driver_of(world.host, VFS[0]) == "vfio-pci"
     assert preparer.bound() == {}
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.99])
+async def test_function_gets_its_driver_back_although_the_journal_file_is_damaged(world: World, kept: float) -> None:
+    claim = await bound_claim(world)
+    damage(world, kept)
+    world.offers.offers, world.names = {}, {}  # the plugin does not find it while it is bound to VFIO
+    preparer = await world.start()
+
+    assert preparer.prepared() == {VFS[0]: ("a1",)}
+    assert await preparer.unprepare([claim]) == {"a1": None}
+    assert driver_of(world.host, VFS[0]) == "4xxxvf"
+    assert driver_override(world.host, VFS[0]) == ""
+    assert world.leftovers() == []
+
+
+async def test_claim_that_is_prepared_again_after_its_file_was_damaged_gives_the_function_back(world: World) -> None:
+    claim = await bound_claim(world)
+    damage(world, 0.0)
+    preparer = await world.start()
+
+    devices_of((await preparer.prepare([claim]))["a1"])
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"
+    await preparer.unprepare([claim])
+
+    assert driver_of(world.host, VFS[0]) == "4xxxvf"
+
+
+async def test_function_stays_bound_after_a_damaged_file_if_binding_is_disabled(world: World) -> None:
+    claim = await bound_claim(world)
+    damage(world, 0.0)
+    preparer = await world.start(manage_binding=False)
+
+    assert await preparer.unprepare([claim]) == {"a1": None}
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"
+
+
+async def bound_claim(world: World) -> ClaimRef:
+    """A claim whose function is bound to VFIO, after the end of the process."""
+    preparer = await world.start()
+    claim = world.claim("a1", world.device(), config=[vfio_config()])
+    devices_of((await preparer.prepare([claim]))["a1"])
+    await preparer.close()
+    return claim
+
+
+def damage(world: World, kept: float) -> None:
+    """Leaves the beginning of the claim's journal file, without its undo steps."""
+    path = world.directory / "claims/a1.json"
+    text = path.read_text().replace('"undo":', '"undone":')
+    path.write_text(text[: int(len(text) * kept)])
 
 
 async def test_class_of_intel_selects_vfio_without_configuration(world: World) -> None:

@@ -31,6 +31,7 @@ from accelplane.apiserver import (
 )
 from accelplane.dra.boot import MARKER
 from accelplane.dra.journal import JournalError
+from accelplane.dra.model import ClaimRef
 from accelplane.dra.resourceslice import API_VERSIONS, GROUP, PLURAL
 from accelplane.dra.store import ClaimStore
 from accelplane.fpga import FpgaError
@@ -159,13 +160,15 @@ def _remove_claims(driver: str, kubelet_dir: str, cdi_dir: str, host: Host, *, f
     store = ClaimStore(driver, f"{kubelet_dir}/plugins/{driver}", cdi_dir, groups=False)
     store.open(host.text_or_empty(_BOOT_ID), host)
     try:
-        claims = sorted(entry.claim for entry in store.entries.values())
+        entries = [*store.entries.values()]
+        entries += [store.unknown_entry(ClaimRef("", uid, "")) for uid in store.damaged if uid not in store.entries]
+        claims = sorted(entry.claim for entry in entries)
         if claims and not force:
             raise CleanupError(
                 f"{driver}: claims are prepared: {', '.join(claims)}; delete their pods while the driver runs, or use "
                 "--force, which takes the devices of running containers away"
             )
-        for entry in list(store.entries.values()):
+        for entry in entries:
             store.undo(entry, host.fresh())
             print(f"{driver}: claim {entry.claim} undone; its containers keep devices that are open")
         for path in glob.glob(f"{glob.escape(cdi_dir)}/k8s.{glob.escape(driver)}-claim_*"):

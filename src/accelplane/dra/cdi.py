@@ -153,6 +153,21 @@ class CdiDirectory:
         durable.write(f"{self.directory}/{file.name}", _encode(file), _MODE)
         return True
 
+    def claim_devices(self, uid: str) -> Mapping[str, Sequence[str]]:
+        """The paths of the device nodes of each CDI device in the file of a claim, by its name without the UID.
+
+        Empty if the file does not exist or is not valid.
+        """
+        try:
+            data = read_limited(f"{self.directory}/{file_name(self._driver, uid)}", MAX_FILE, follow=False)
+            devices = msgspec.json.decode(data, type=_File).devices
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return {}
+        return {
+            each.name.removeprefix(f"{uid}-"): [node.path for node in each.container_edits.device_nodes]
+            for each in devices
+        }
+
     def remove(self, name: str) -> None:
         if os.path.isdir(self.directory):
             durable.remove(f"{self.directory}/{name}")
@@ -206,6 +221,7 @@ class _FileEdits(Struct, rename="camel"):
 
 
 class _FileDevice(Struct, rename="camel"):
+    name: str = ""
     container_edits: _FileEdits = msgspec.field(default_factory=_FileEdits)
 
 

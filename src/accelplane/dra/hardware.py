@@ -22,7 +22,7 @@ from accelplane.dra.configuration import (
     SgxConfig,
     WorkQueueConfig,
 )
-from accelplane.dra.journal import Holding, Rebind, ResetPort, UndoStep
+from accelplane.dra.journal import Holding, Rebind, ResetDriver, ResetPort, UndoStep
 from accelplane.dra.model import ClaimError
 from accelplane.host import Host, pci_address
 from accelplane.host.drivers import driver_of
@@ -117,6 +117,8 @@ def undo(host: Host, step: UndoStep) -> None:
     match step:
         case Rebind():
             vfio.undo(host, step)
+        case ResetDriver():
+            vfio.reset(host, step.address)
         case ResetPort():
             from accelplane.dra import programming  # noqa: PLC0415 - as above
 

@@ -79,7 +79,16 @@ class ResetPort(Struct, frozen=True, kw_only=True, tag_field="action", tag="rese
         _check_names(self.address, self.node.removeprefix("/dev/"))
 
 
-UndoStep: TypeAlias = Rebind | ResetPort
+class ResetDriver(Struct, frozen=True, kw_only=True, tag_field="action", tag="reset-driver"):
+    """The function at the address is bound to a VFIO driver for a claim, and its driver before is not known."""
+
+    address: str
+
+    def __post_init__(self) -> None:
+        _check_names(self.address)
+
+
+UndoStep: TypeAlias = Rebind | ResetPort | ResetDriver
 
 
 class Holding(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -146,12 +155,13 @@ class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Damaged(NamedTuple):
-    """A file that cannot be decoded, and what could be read of it."""
+    """A file that cannot be decoded, and what could be read of it. `undo_lost`: the undo steps could not."""
 
     uid: str
     problem: str
     units: Sequence[str]
     undo: Sequence[UndoStep]
+    undo_lost: bool
 
 
 class _Known(NamedTuple):
@@ -388,17 +398,19 @@ class Journal:
         try:
             data = read_limited(path, MAX_FILE, follow=False)
         except OSError as error:
-            return Damaged(uid, f"{path}: cannot be read: {error.strerror}", (), ())
+            return Damaged(uid, f"{path}: cannot be read: {error.strerror}", (), (), True)
         units: dict[str, None] = {}
         for match in _SALVAGED_UNIT.finditer(data):
             with contextlib.suppress(ValueError):
                 units[str(json.loads(b'"' + match[1] + b'"'))] = None
         undo: Sequence[UndoStep] = ()
+        lost = True
         _, found, rest = data.decode(errors="replace").partition('"undo":')
         with contextlib.suppress(ValueError, msgspec.MsgspecError, RecursionError):
             if found:
                 undo = msgspec.convert(json.JSONDecoder().raw_decode(rest)[0], list[UndoStep])
-        return Damaged(uid, f"{path}: not a journal entry of version {VERSION}", tuple(units), undo)
+                lost = False
+        return Damaged(uid, f"{path}: not a journal entry of version {VERSION}", tuple(units), undo, lost)
 
     def _path(self, uid: str, suffix: str = _SUFFIX) -> str:
         return f"{self._claims}/{uid}{suffix}"

@@ -26,7 +26,7 @@ from accelplane.dra.cleanup import RETRY_DELAY, Cleanup
 from accelplane.dra.devicestatus import DeviceStatus
 from accelplane.dra.events import Reason
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import Entry, Holding, JournalError, Rebind, UndoStep
+from accelplane.dra.journal import Entry, Holding, JournalError, Rebind, ResetDriver, UndoStep
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offer, Offers, PreparedDevice
 from accelplane.dra.store import ClaimStore, EntryChangedError
 from accelplane.dra.unusedclaims import UnusedClaims
@@ -89,7 +89,9 @@ class Preparer:
         self._hook_limit = hook_limit
         self._claims = ClaimReader(api)
         self._unused = UnusedClaims(self._claims, holders, orphan_delay)
-        self._store = ClaimStore(driver, directory, cdi_dir, groups=cdi_groups)
+        self._store = ClaimStore(
+            driver, directory, cdi_dir, groups=cdi_groups, names=names, manage_binding=manage_binding
+        )
         self._closing: asyncio.Task[None] | None = None
         self._adoption = Adoption(self._store, self._adopt if take_over else None, on_event)
         self._changed = Notifier()
@@ -378,16 +380,7 @@ class Preparer:
         while True:
             found = await self._read(ref.uid)
             with contextlib.suppress(EntryChangedError):
-                return await self._undo_locked(found or self._unknown_entry(ref), found)
-
-    def _unknown_entry(self, ref: ClaimRef) -> Entry:
-        """An entry with what is left of a claim without one."""
-        damaged = self._store.damaged.get(ref.uid)
-        units = [Holding(request="", pool="", device="", unit=unit) for unit in damaged.units] if damaged else []
-        undo = damaged.undo if damaged else ()
-        # Also if nothing is known: a file of the claim may be left.
-        return Entry(uid=ref.uid, namespace=ref.namespace, name=ref.name, state="unpreparing", boot=self._store.boot,
-                     devices=units, undo=undo)  # fmt: skip
+                return await self._undo_locked(found or self._store.unknown_entry(ref), found)
 
     async def _finish(self, entry: Entry) -> Devices:
         """Undoes the entry of the claim. Does nothing if the journal has another one now."""
@@ -396,7 +389,7 @@ class Preparer:
         return ()
 
     async def _undo_locked(self, entry: Entry, known: Entry | None) -> Devices:
-        addresses = [step.address for step in entry.undo if isinstance(step, Rebind)]
+        addresses = [step.address for step in entry.undo if isinstance(step, Rebind | ResetDriver)]
         async with self._tasks.locked({*await self._group_locks(addresses), *map(_unit_lock, entry.devices)}):
             self._tasks.report(entry.uid, ", ".join(each.device or each.unit for each in entry.devices)[:80], "undoing")
             await self._undo(entry, None, known)

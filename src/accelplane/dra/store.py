@@ -8,18 +8,18 @@ So after a crash at any point the journal says what is left to do. All methods b
 
 import contextlib
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from accelplane.descriptors import read_limited
 from accelplane.devices import Unit
-from accelplane.dra import cdi, durable, hardware, planning, takeover
+from accelplane.dra import cdi, durable, hardware, planning, salvage, takeover
 from accelplane.dra.boot import boot_identity, boot_of
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import CdiFile, Damaged, Entry, Journal, JournalError, UndoStep
-from accelplane.dra.model import ClaimError
+from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal, JournalError, UndoStep
+from accelplane.dra.model import ClaimError, ClaimRef, DeviceName
 from accelplane.host import Host
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,17 @@ class EntryChangedError(Exception):
 class ClaimStore:
     """Methods raise `JournalError` or `OSError`. `entries` and `damaged` are the journal as it was read last."""
 
-    def __init__(self, driver: str, directory: str, cdi_dir: str, *, groups: bool) -> None:
-        """With `groups` containers get the groups of device nodes."""
+    def __init__(
+        self,
+        driver: str,
+        directory: str,
+        cdi_dir: str,
+        *,
+        groups: bool,
+        names: Callable[[], Mapping[str, DeviceName]] = dict,
+        manage_binding: bool = True,
+    ) -> None:
+        """With `groups` containers get the groups of device nodes. `names` has the names of all devices."""
         self._driver = driver
         self._groups = groups
         self._directory = directory
@@ -41,7 +50,10 @@ class ClaimStore:
         self._cdi = cdi.CdiDirectory(cdi_dir, driver)
         self.boot = ""
         self.entries: Mapping[str, Entry] = {}
-        self.damaged: Mapping[str, Damaged] = {}
+        self._names = names
+        self._manage_binding = manage_binding
+        self._damaged: Mapping[str, Damaged] = {}
+        self._damaged_devices: Mapping[str, Mapping[str, Sequence[str]]] = {}  # of their CDI files
 
     @property
     def owner(self) -> str:
@@ -64,6 +76,17 @@ class ClaimStore:
                     self._restore_files(entry, host)
         return interrupted
 
+    @property
+    def damaged(self) -> Mapping[str, Damaged]:
+        """The damaged files by UID, completed by the CDI files of their claims."""
+        if not self._damaged:
+            return {}
+        names = self._names()
+        return {
+            uid: salvage.completed(file, self._damaged_devices[uid], names, manage_binding=self._manage_binding)
+            for uid, file in self._damaged.items()
+        }
+
     def _restore_files(self, entry: Entry, host: Host) -> None:
         if problem := cdi.changed_node(host, entry.cdi):
             log.warning("claim %s: CDI file not restored until it is prepared again: %s", entry.claim, problem)
@@ -75,6 +98,16 @@ class ClaimStore:
     def entry(self, uid: str) -> Entry | None:
         """The entry of a claim as it was read last."""
         return self.entries.get(uid)
+
+    def unknown_entry(self, ref: ClaimRef) -> Entry:
+        """An entry with what is left of a claim without one, which may be only its CDI file."""
+        damaged = self.damaged.get(ref.uid)
+        units = [Holding(request="", pool="", device="", unit=unit) for unit in damaged.units] if damaged else []
+        undo = damaged.undo if damaged else ()
+        return Entry(
+            uid=ref.uid, namespace=ref.namespace, name=ref.name, state="unpreparing", boot=self.boot, devices=units,
+            undo=undo,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._journal.close()
@@ -256,4 +289,6 @@ class ClaimStore:
 
     def _read(self) -> None:
         self.entries = self._journal.entries()
-        self.damaged = self._journal.damaged()
+        damaged = self._journal.damaged()
+        self._damaged_devices = {uid: self._cdi.claim_devices(uid) for uid in damaged}
+        self._damaged = damaged

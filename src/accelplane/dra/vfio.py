@@ -36,6 +36,7 @@ VFIO_DRIVERS = (XE_VFIO_PCI, VFIO_PCI)
 _HARMLESS = frozenset(("", *VFIO_DRIVERS, "pci-stub", "pcieport"))
 _BRIDGE = "0x0604"
 _PID = re.compile(r"[0-9]+")
+_PROBE = "/sys/bus/pci/drivers_probe"
 _MAX_PROCESSES, _MAX_DESCRIPTORS = 8192, 4096
 
 
@@ -95,6 +96,24 @@ def undo(host: Host, step: Rebind) -> None:
         driver_override(host, step.address) != step.override
     ):
         host.write(f"{device}/driver_override", step.override or "\n")
+
+
+def reset(host: Host, address: str) -> None:
+    """Lets the kernel select the driver of a function that is bound to a VFIO driver, or that was. Raises `HostError`.
+
+    Does nothing if another driver is bound. Without a driver for the function it stays unbound.
+    """
+    device = f"{DEVICES}/{address}"
+    now, override = driver_of(host, address), driver_override(host, address)
+    if not host.exists(device) or (now or override) not in VFIO_DRIVERS:
+        return
+    if now and vfio_group_is_open(host, address):
+        raise BindError(device, f"in use: its VFIO group is open; it stays bound to {now}")
+    if override in VFIO_DRIVERS:
+        host.write(f"{device}/driver_override", "\n")
+    if now:
+        host.write(f"{DRIVERS}/{now}/unbind", address)
+    host.write(_PROBE, address)
 
 
 def edits(host: Host, address: str, *, iommufd: bool) -> Edits:

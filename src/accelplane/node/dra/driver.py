@@ -229,7 +229,9 @@ class Driver:
     def _names(self) -> Mapping[str, DeviceName]:
         offers = self._units.units()
         if offers is not self._named:
-            self._named, self._device_names = offers, catalog.device_names(self.name, offers)
+            # In this order, for other threads.
+            self._device_names = catalog.device_names(self.name, offers)
+            self._named = offers
         return self._device_names
 
     def _health(self) -> Sequence[DeviceHealth]:
