@@ -161,6 +161,11 @@ def test_a_node_writes_its_own_slices_and_another_node_does_not(
     status, created = own.request("POST", SLICES, slice_of("own"))
     assert status == 201, created
     path = f"{SLICES}/own"
+    # The policy compares the new object, and the API server allows no other node.
+    taken = {**created["spec"], "nodeName": "node-2", "pool": {**created["spec"]["pool"], "name": "node-2"}}
+    status, answer = other.request("PUT", path, created | {"spec": taken})
+    assert status == 422, answer
+    assert "spec.nodeName: Invalid value" in answer["message"]
     changed = {"spec": {"pool": {"name": "node-1", "generation": 2, "resourceSliceCount": 1}}}
     for account, expected in ((other, {403, 422}), (own, {200})):
         status, answer = account.request("PUT", path, created | {"spec": created["spec"] | changed["spec"]})

@@ -21,9 +21,12 @@ DRIVER = "fpga.intel.com"
 AF_CLASS, REGION_CLASS = f"af-{INTERFACE}-{AFU}.{DRIVER}", f"region-{INTERFACE}.{DRIVER}"
 
 
-def function(mode: str, afu: str = AFU, interface: str = INTERFACE, namespace: str = "a") -> AcceleratorFunction:
+def function(
+    mode: str, afu: str = AFU, interface: str = INTERFACE, namespace: str = "a", created: str = ""
+) -> AcceleratorFunction:
     spec = FunctionSpec(afu_id=afu, interface_id=interface, mode=mode)
-    return AcceleratorFunction(metadata=Metadata(name="x", namespace=namespace), spec=spec)
+    metadata = Metadata(name="x", namespace=namespace, creationTimestamp=created or None)
+    return AcceleratorFunction(metadata=metadata, spec=spec)
 
 
 def region(interface: str = INTERFACE) -> FpgaRegion:
@@ -95,9 +98,15 @@ def test_a_function_of_mode_region_is_programmed_by_claims_of_its_class() -> Non
     assert "extendedResourceName" in documents(function("region", interface=OTHER), region())[REGION_CLASS]["spec"]
 
 
-def test_a_function_of_both_modes_has_the_class_of_programmed_ports() -> None:
-    for both in ((function("af"), function("region")), (function("region"), function("af"))):
-        assert documents(*both)[AF_CLASS] == documents(function("af"))[AF_CLASS]
+@pytest.mark.parametrize("first", ["af", "region"])
+def test_a_function_of_another_namespace_does_not_change_the_class_of_an_older_one(first: str) -> None:
+    second = {"af": "region", "region": "af"}[first]
+    both = [
+        function(first, namespace="b", created="2026-01-01T00:00:00Z"),
+        function(second, namespace="a", created="2026-01-02T00:00:00Z"),
+    ]
+    alone = documents(function(first))[AF_CLASS]
+    assert documents(*both)[AF_CLASS] == documents(*reversed(both))[AF_CLASS] == alone
 
 
 @pytest.mark.parametrize(

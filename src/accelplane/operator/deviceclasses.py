@@ -40,20 +40,25 @@ def fpga_classes(
     A function of mode `af` and a region have the resource that the device plugin gives them. A function of mode
     `region` has a class that programs it, and no resource: its pods request the region's resource, and a claim for that
     does not name the function. So this region has a class without a resource.
+
+    Of functions with the same IDs and different modes the oldest has the class: a function of another namespace does not
+    change it.
     """
     found: dict[str, DeviceClass] = {}
     programmed: set[str] = set()
-    for function in functions:
+    for function in sorted(functions, key=_age):
         resource, spec = _resource(function, naming), function.spec
         if not resource or spec.mode not in MODES:
             continue
         interface, afu = canonical(spec.interface_id), canonical(spec.afu_id)
         name = f"af-{interface}-{afu}.{NAMESPACE}"
+        if spec.mode == "region":
+            programmed.add(interface)
+        if name in found:
+            continue
         if spec.mode == "af":
             found[name] = _device_class(name, resource, type="port", interfaceId=interface, afuId=afu)
-            continue
-        programmed.add(interface)
-        if name not in found:
+        else:
             found[name] = _device_class(name, "", program=afu, type="region", interfaceId=interface)
     for region in regions:
         resource, interface = _resource(region, naming), canonical(region.spec.interface_id)
@@ -84,6 +89,11 @@ def name_conflicts(classes: Iterable[DeviceClass], driver: str) -> Sequence[str]
 
 def _concerns(driver: str, resource: str, names: Iterable[str]) -> bool:
     return resource.startswith(f"{driver}/") or any(f".{name}".endswith(f".{driver}") for name in names)
+
+
+def _age(function: AcceleratorFunction) -> tuple[str, str, str]:
+    metadata = function.metadata
+    return metadata.creationTimestamp or "", metadata.namespace or "", metadata.name or ""
 
 
 def _resource(thing: AcceleratorFunction | FpgaRegion, naming: Naming) -> str:
