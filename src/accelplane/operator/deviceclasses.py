@@ -41,8 +41,8 @@ def fpga_classes(
     `region` has a class that programs it, and no resource: its pods request the region's resource, and a claim for that
     does not name the function. So this region has a class without a resource.
 
-    Of functions with the same IDs and different modes the oldest has the class: a function of another namespace does not
-    change it.
+    Of functions with the same IDs and different modes the oldest has the class, so that a later function of another
+    namespace does not change it.
     """
     found: dict[str, DeviceClass] = {}
     programmed: set[str] = set()
