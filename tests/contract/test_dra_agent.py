@@ -20,6 +20,7 @@ from accelplane.cli.inspect import chosen_plugins
 from accelplane.dra import catalog
 from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
 from accelplane.node import status_socket
+from accelplane.node.dra import driver as driver_module
 from accelplane.node.dra import node as node_module
 from accelplane.node.status import plugin_problems
 from accelplane.pages.local_status import local_status
@@ -342,3 +343,20 @@ async def test_a_journal_that_cannot_be_used_is_reported_once_and_tried_again(
         journal.unlink()
         await node.until_registered()
         assert node.status.problems == ()
+
+
+async def test_cdi_files_of_claims_that_are_removed_are_written_again(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_CDI_DELAY", 0.0)
+    async with node.agent_running():
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a"))
+        (file,) = Path(node.settings.cdi_dir).glob("k8s.*-claim_*.json")
+        before = file.read_bytes()
+        file.unlink()
+        await until(file.exists)
+        assert file.read_bytes() == before
+        node.kubelet.delete_pod("a")
+        await until(lambda: not node.claims())
+        assert not file.exists()

@@ -168,6 +168,9 @@ class CdiDirectory:
             for each in devices
         }
 
+    def has(self, name: str) -> bool:
+        return os.path.lexists(f"{self.directory}/{name}")
+
     def remove(self, name: str) -> None:
         if os.path.isdir(self.directory):
             durable.remove(f"{self.directory}/{name}")

@@ -181,6 +181,13 @@ class Preparer:
             self._cleanup.remove_unused(self._finish_orphan)
         self._notify()
 
+    async def restore_files(self) -> None:
+        """Writes CDI files of claims that another program has removed."""
+        try:
+            await in_thread(lambda: self._store.restore_files(self._host.fresh()))
+        except (JournalError, OSError) as error:
+            log.warning("%s: CDI files of claims are not restored: %s", self.driver, error)
+
     async def _adopt(self, found: ForeignClaims) -> None:
         entries = takeover.entries(found, self._names(), self._store.boot)
         units = {holding.unit for entry in entries for holding in entry.devices} & self._offers.units().keys()

@@ -71,10 +71,17 @@ class ClaimStore:
             for entry in self.entries.values():
                 if entry.state != "prepared":
                     interrupted += () if self._journal.alive(entry.owner) else (entry,)
-                elif boot_of(entry.boot) == boot_of(self.boot):
-                    # The kubelet does not ask again for pods that run.
+                else:
                     self._restore_files(entry, host)
         return interrupted
+
+    def restore_files(self, host: Host) -> None:
+        """Writes missing CDI files of prepared claims."""
+        with self._journal.lock():
+            self._read()
+            for entry in self.entries.values():
+                if entry.state == "prepared" and not all(self._cdi.has(file.name) for file in entry.cdi):
+                    self._restore_files(entry, host)
 
     @property
     def damaged(self) -> Mapping[str, Damaged]:
@@ -88,6 +95,9 @@ class ClaimStore:
         }
 
     def _restore_files(self, entry: Entry, host: Host) -> None:
+        """The kubelet does not ask again for pods that run. After a reboot the numbers of nodes may be others."""
+        if boot_of(entry.boot) != boot_of(self.boot):
+            return
         if problem := cdi.changed_node(host, entry.cdi):
             log.warning("claim %s: CDI file not restored until it is prepared again: %s", entry.claim, problem)
             return

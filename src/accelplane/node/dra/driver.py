@@ -32,6 +32,7 @@ from accelplane.plugins.base import Plugin
 log = logging.getLogger(__name__)
 
 _MAX_EVENTS = 8
+_CDI_DELAY = 1.0  # other files may be removed at the same time
 # A driver is replaced when one of these changes.
 _SETTINGS = ("dra_evict", "dra_manage_binding", "dra_device_status", "dra_take_over")
 
@@ -103,6 +104,7 @@ class Driver:
             device_status=settings.dra_device_status,
             take_over=settings.dra_take_over,
         )
+        self._cdi_changed = asyncio.Event()
         self._health_changed = Notifier()
         self._registrations = Notifier()
         self._service = DriverService(
@@ -124,12 +126,14 @@ class Driver:
         await self._preparer.restore()
         self._units.driver = self
         self._watcher.directories(self._subscriber, self._service.directories, self._service.wake.notify_all)
+        self._watcher.directories(f"cdi {self._subscriber}", (self._settings.cdi_dir,), self._cdi_changed.set)
         self._change_label(LabelFile.remove_of_earlier_boot)  # the kubelet has deleted the slices
         self._update()
         tasks = [
             asyncio.create_task(work)
             for work in (
                 self._publisher.run(), self._follow_units(), self._follow_claims(), self._read_node(),
+                self._follow_cdi_files(),
             )
         ]  # fmt: skip
         served = asyncio.create_task(self._service.run())
@@ -137,6 +141,7 @@ class Driver:
             await asyncio.wait((*tasks, served), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._watcher.forget(self._subscriber)
+            self._watcher.forget(f"cdi {self._subscriber}")
             for task in (*tasks, served):
                 task.cancel()
             results = await asyncio.gather(*tasks, served, return_exceptions=True)
@@ -280,6 +285,14 @@ class Driver:
         while True:
             await self._preparer.changed()
             self._changed.notify_all()
+
+    async def _follow_cdi_files(self) -> None:
+        """Restores files of claims: containers that restart need them, and the kubelet does not prepare again."""
+        while True:
+            await self._cdi_changed.wait()
+            await asyncio.sleep(_CDI_DELAY)
+            self._cdi_changed.clear()
+            await self._preparer.restore_files()
 
     async def _read_node(self) -> None:
         """After each registration: a kubelet that starts may be another version."""
