@@ -114,6 +114,7 @@ def test_a_user_with_rights_on_one_namespace_sees_it_and_reads_what_is_missing(
     assert answer.returncode == 1
     assert "cannot list /api/v1/nodes" in answer.stderr
     assert "cannot list /api/v1/pods" in answer.stderr
+    assert "cannot list /apis/resource.k8s.io/v1/resourceslices" in answer.stderr
     assert namespace not in answer.stderr
     (line,) = [line for line in answer.stdout.splitlines() if line.startswith(namespace)]
     assert line.split() == [namespace, I915, "1", "1"]
@@ -132,10 +133,10 @@ def test_the_directory_of_a_pod_has_the_time_of_its_allocation(cluster: Cluster,
 
 
 def reader(user: str, namespace: str) -> list[Object]:
-    """The right to list pods of one namespace."""
+    """The right to list pods and claims of one namespace."""
     group = "rbac.authorization.k8s.io"
     metadata = {"name": user, "namespace": namespace}
-    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}
+    rule = {"apiGroups": ["", "resource.k8s.io"], "resources": ["pods", "resourceclaims"], "verbs": ["get", "list"]}
     return [
         {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]},
         {

@@ -321,6 +321,8 @@ def test_the_account_has_no_other_rights(page: Page) -> None:
     assert rights == {
         "nodes": ["list", "watch"],
         "pods": ["list", "watch"],
+        "deviceclasses.resource.k8s.io": ["list", "watch"],
+        "resourceclaims.resource.k8s.io": ["list", "watch"],
         **{f"{family}deviceplugins.deviceplugin.intel.com": ["list", "watch"] for family in KINDS},
         "tokenreviews.authentication.k8s.io": ["create"],
         "subjectaccessreviews.authorization.k8s.io": ["create"],
