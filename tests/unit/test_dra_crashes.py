@@ -151,12 +151,15 @@ async def test_failure_of_each_step(tmp_path: Path, call: Call, first: int) -> N
             await _check(world, preparer)
 
 
-async def test_failed_undo_keeps_the_claim_and_is_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_failed_undo_keeps_the_claim_and_is_repeated(tmp_path: Path, damaged: bool) -> None:
     world = VfioWorld(tmp_path)
     preparer = await world.start()
     devices_of((await preparer.prepare([world.vfio_claim]))["a1"])
     group = next(node["hostPath"] for node in world.cdi_file("a1")[f"a1-{world.device()}"]["deviceNodes"][1:])
     world.host.open_groups.add(group)
+    if damaged:
+        durable.write(str(world.directory / "claims/a1.json"), b"", 0o600)
 
     message = error_of((await preparer.unprepare([world.vfio_claim]))["a1"])
 

@@ -232,6 +232,7 @@ class ClaimStore:
         if steps and known is not UNSET:  # an entry that is being prepared is undone after a crash without this
             with self._unchanged(entry.uid, known):
                 self._journal.save(replace(entry, state="unpreparing", owner=self.owner, error=""))
+                self._journal.remove_damaged(entry.uid)  # the entry has the rest of it
                 self._read()
             known = UNSET
         try:
