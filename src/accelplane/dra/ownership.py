@@ -8,7 +8,6 @@ The lock is an open file description lock (fcntl(2)): its conversion is atomic, 
 The file is replaced atomically. It is below the kubelet's directory, which all containers of the node see at one path.
 """
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -20,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.descriptors import read_limited
+from accelplane.dra import durable
 from accelplane.dra.model import Owner
 
 log = logging.getLogger(__name__)
@@ -144,18 +144,6 @@ class OwnershipRecord:
     def _write(self, units: frozenset[str]) -> None:
         """Raises `OSError`. Without units there is no file."""
         if units:
-            temporary = f"{self._directory}/.{os.path.basename(self.path)}.tmp"
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_Document(dra=sorted(units))))
-                file.flush()
-                os.fsync(descriptor)
-            os.replace(temporary, self.path)
+            durable.write(self.path, msgspec.json.encode(_Document(dra=sorted(units))), 0o600)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            durable.remove(self.path)
