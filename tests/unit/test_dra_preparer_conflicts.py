@@ -111,14 +111,13 @@ async def test_claim_that_cannot_be_prepared_does_not_affect_the_others(world: W
     preparer = await world.start()
     claims = [world.claim("a0", world.device(0)), world.claim("a1", world.device(1)), world.claim("a2", "no-such")]
 
-    answers = await preparer.prepare([*claims, ref("a3"), ref("../a4")])
+    answers = await preparer.prepare([*claims, ref("a3")])
 
-    assert list(answers) == ["a0", "a1", "a2", "a3", "../a4"]
+    assert list(answers) == ["a0", "a1", "a2", "a3"]
     for uid in ("a0", "a1"):
         devices_of(answers[uid])
     assert "device no-such is no longer on this node" in error_of(answers["a2"])
     assert "does not exist" in error_of(answers["a3"])
-    assert "UID" in error_of(answers["../a4"])
 
 
 @pytest.mark.parametrize(

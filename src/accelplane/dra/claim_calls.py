@@ -12,15 +12,14 @@ from typing import TypeVar
 
 from accelplane import rpc
 from accelplane.dra.events import Reason
-from accelplane.dra.model import ClaimError, ClaimPreparer, ClaimRef, PreparedDevice
+from accelplane.dra.journal import valid_uid
+from accelplane.dra.model import ClaimError, ClaimPreparer, ClaimRef, PreparedDevice, error_line
 from accelplane.kubelet import dra_v1_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 MAX_CLAIMS = 1000
-_MAX_ERROR = 300
-# UIDs are parts of file names, namespaces and names parts of URLs.
-_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Namespaces and names are parts of URLs.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _VERSIONS = ("v1", "v1beta1")
 
@@ -81,7 +80,7 @@ class ClaimCalls:
             entry = response.claims[uid]
             if isinstance(result, ClaimError):
                 self.counters.prepare_failures += 1
-                entry.error = error_text(result)
+                entry.error = error_line(str(result))
             else:
                 self.counters.prepared += 1
                 entry.devices.extend(_device(each) for each in result)
@@ -103,7 +102,7 @@ class ClaimCalls:
                 self.counters.unprepared += 1
             else:
                 self.counters.unprepare_failures += 1
-                entry.error = error_text(error)
+                entry.error = error_line(str(error))
                 # The kubelet makes no event of it.
                 log.warning("%s: cannot unprepare the claim with UID %s: %s", self._driver, uid, entry.error)
         return response
@@ -144,20 +143,14 @@ class ClaimCalls:
         results = {claim.uid: found.get(claim.uid, missing) for claim in claims}
         for claim in claims:
             if isinstance(error := results[claim.uid], ClaimError):
-                self._on_event(_REASONS[what], error_text(error), claim)
+                self._on_event(_REASONS[what], error_line(str(error)), claim)
         return results
-
-
-def error_text(error: Exception) -> str:
-    """The text for a pod's event: one line of at most 300 characters, not empty."""
-    text = " ".join(str(error).split()) or "internal error: no reason given"
-    return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
 
 
 def _problem(claim: ClaimRef, earlier: ClaimRef | None) -> str:
     """What is wrong with a claim of a request. Empty if it is valid."""
-    if not _UID.fullmatch(claim.uid):
-        return "invalid UID of the claim, expected letters, digits, '-', '_' and '.'"
+    if not valid_uid(claim.uid):
+        return "invalid UID of the claim, expected at most 64 letters, digits and hyphens"
     if not _NAME.fullmatch(claim.namespace) or not _NAME.fullmatch(claim.name):
         return f"invalid namespace or name of the claim: found {claim.namespace[:80]!r} and {claim.name[:80]!r}"
     if earlier is not None and earlier != claim:

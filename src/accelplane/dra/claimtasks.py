@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from accelplane.apiserver.clock import loop_time
 from accelplane.devices import CdiError
-from accelplane.dra.journal import JournalError, valid_uid
-from accelplane.dra.model import ClaimError, ClaimRef, PreparedDevice
+from accelplane.dra.journal import JournalError
+from accelplane.dra.model import ClaimError, ClaimRef, PreparedDevice, error_line
 from accelplane.fpga import FpgaError
 from accelplane.host import HostError
 from accelplane.host.blocking import ThreadLimitError
@@ -22,8 +23,6 @@ from accelplane.kubelet.server import AllocationError
 
 log = logging.getLogger(__name__)
 
-MAX_CLAIMS_PER_CALL = 1024
-_MAX_TEXT = 300
 
 # Errors of claims. Others are internal errors.
 EXPECTED = (AllocationError, CdiError, ClaimError, FpgaError, HostError, JournalError, OSError, ThreadLimitError)
@@ -54,9 +53,7 @@ class ClaimTasks:
         self.closed = False
 
     async def answers(self, kind: Kind, claims: Sequence[ClaimRef], work: Work) -> dict[str, Devices | ClaimError]:
-        """The results of `work` for the claims, by UID. Raises `ValueError` for too many claims."""
-        if len(claims) > MAX_CLAIMS_PER_CALL:
-            raise ValueError(f"found {len(claims)} claims in a call, expected at most {MAX_CLAIMS_PER_CALL}")
+        """The results of `work` for the claims, by UID."""
         found = await asyncio.gather(*(self._answer(kind, ref, work) for ref in claims))
         return {ref.uid: answer for ref, answer in zip(claims, found, strict=True)}
 
@@ -65,7 +62,7 @@ class ClaimTasks:
 
         async def run() -> Devices:
             async with self.locked((claim_lock(ref.uid),)):
-                self._progress[ref.uid] = _Progress(asyncio.get_running_loop().time())
+                self._progress[ref.uid] = _Progress(loop_time())
                 try:
                     return await work(ref)
                 finally:
@@ -124,8 +121,6 @@ class ClaimTasks:
         A call joins the last task if that does the same. If another one follows it, as Unprepare follows a Prepare
         that takes long, its result is no longer true when the call gets it.
         """
-        if not valid_uid(ref.uid):
-            return ClaimError(f"found the UID {ref.uid[:80]!a}, expected letters, digits and hyphens")
         last = self._last.get(ref.uid)
         try:
             self.check_open()
@@ -134,7 +129,7 @@ class ClaimTasks:
         task = last[1] if last is not None and last[0] == kind else self.start(kind, ref, work)
         await asyncio.wait((task,), timeout=self._time_limit)
         if not task.done():
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             progress = self._progress.get(ref.uid) or _Progress(now - self._time_limit)
             activity = f"{progress.activity}, {now - progress.since:.0f} s so far"
             return ClaimError(f"still {kind[:-1]}ing {progress.device} ({activity})")
@@ -157,12 +152,11 @@ def claim_lock(uid: str) -> str:
 
 
 def claim_error(error: Exception, prefix: str = "") -> ClaimError:
-    """The error as one line of at most 300 characters."""
+    """The error with the prefix, as `error_line`."""
     text = f"{prefix}{error.strerror or error if isinstance(error, OSError) else error}"
     if isinstance(error, OSError) and error.filename:
         text += f" ({error.filename})"
-    text = " ".join(text.split())
-    return ClaimError(text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…")
+    return ClaimError(error_line(text))
 
 
 def log_failure(task: "asyncio.Task[Any]") -> None:

@@ -1,6 +1,6 @@
 """Values and protocols that the parts of the DRA driver share.
 
-The node offers units (`Offers`). `Catalog` code makes a `Pool` of them, the publisher writes it as ResourceSlices. The
+The node offers units (`Offers`). `catalog` makes a `Pool` of them, and `publisher` writes it as ResourceSlices. The
 kubelet asks a `ClaimPreparer` to prepare claims. A driver is named as the namespace of the plugin's resources:
 `gpu.intel.com`. Facts: Kubernetes API `resource.k8s.io`, kubelet API `dra`.
 """
@@ -15,6 +15,8 @@ from accelplane.devices import Allocation, Attribute, CdiDevice, Unit
 Owner = Literal["plugin", "dra", "none"]
 State = Literal["healthy", "degraded", "sick", "recovering", "unbound", "gone", "cleanup"]
 Effect = Literal["None", "NoSchedule", "NoExecute"]
+
+_MAX_ERROR = 300
 
 
 class Offer(Struct, frozen=True, kw_only=True):
@@ -154,6 +156,12 @@ class PreparedDevice(Struct, frozen=True):
 
 class ClaimError(Exception):
     """A claim cannot be prepared or unprepared now. The text is one line of at most 300 characters for a pod event."""
+
+
+def error_line(text: str) -> str:
+    """The text for a pod event: one line of at most 300 characters, not empty."""
+    text = " ".join(text.split()) or "internal error: no reason given"
+    return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
 
 
 class ClaimPreparer(Protocol):

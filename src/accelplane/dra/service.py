@@ -12,21 +12,22 @@ stops releases the lock, serves until the kubelet has no call in progress, and r
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from accelplane import rpc
-from accelplane.dra.claim_calls import ClaimCalls, Counters, error_text
+from accelplane.apiserver.clock import loop_time
+from accelplane.dra.claim_calls import ClaimCalls, Counters
 from accelplane.dra.driversocket import DriverSocket, driver_paths, remove_stale
 from accelplane.dra.events import Reason
 from accelplane.dra.health_stream import HealthStreams
-from accelplane.dra.model import ClaimPreparer, ClaimRef, DeviceHealth
+from accelplane.dra.model import ClaimPreparer, ClaimRef, DeviceHealth, error_line
 from accelplane.dra.publish_lock import PublishLock
 from accelplane.dra.registration_policy import RegistrationPolicy, Version
 from accelplane.dra.registrations import GET_INFO, IDENTIFY, PLUGIN_TYPE, OtherRegistrations
+from accelplane.dra.validation import is_subdomain
 from accelplane.kubelet import pluginregistration_v1_pb2 as pb
 from accelplane.kubelet import sockets
 from accelplane.kubelet.notifier import Notifier
@@ -43,7 +44,6 @@ _DRAIN_LIMIT = 25.0
 _HANDOVER = 2.0  # the kubelet finds a removed registration socket within a second
 _POLL = 0.1
 _HEALTH_REPEATS, _HEALTH_REPEAT_INTERVAL = 6, 5.0
-_DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_DRIVER = 63
 
 Stage = Literal["waiting", "serving", "registered", "stopped"]
@@ -93,7 +93,7 @@ class DriverService:
         claim. `check_interval` has the seconds between passes without events: long if the caller's watches miss none.
         Raises `ValueError`, also `sockets.SocketPathError`.
         """
-        if len(driver) > _MAX_DRIVER or not _DRIVER.fullmatch(driver):
+        if not is_subdomain(driver, _MAX_DRIVER):
             raise ValueError(f"driver name {driver!r}: expected a DNS subdomain of at most {_MAX_DRIVER} characters")
         self.driver = driver
         self.wake = Notifier()
@@ -225,7 +225,7 @@ class DriverService:
 
     async def _register(self) -> None:
         """Creates the registration socket if it is missing or must be created again. Raises `OSError`."""
-        now = _now()
+        now = loop_time()
         recreate = self._policy.should_recreate(now, self._version())
         if self._registration.owned and not recreate:
             return
@@ -240,7 +240,7 @@ class DriverService:
 
     def _update_registered(self) -> float:
         """Publishes while registered. Returns the seconds until the next pass. Raises `OSError` without a lock file."""
-        now, version = _now(), self._version()
+        now, version = loop_time(), self._version()
         waits = [CHECK_INTERVAL if self._others.need_polling else self._check_interval()]
         registered = self._policy.is_registered(version)
         if registered and not self._lock.acquire():
@@ -276,17 +276,17 @@ class DriverService:
         """
         self._set_publishing(False, again=False)
         self._lock.release()
-        end = _now() + _DRAIN_LIMIT
+        end = loop_time() + _DRAIN_LIMIT
         await self._wait_while(lambda: self._claims.running > 0, end)
         await self._withdraw()
-        await self._wait_while(lambda: self._service_server.connections > 0, min(end, _now() + _HANDOVER))
+        await self._wait_while(lambda: self._service_server.connections > 0, min(end, loop_time() + _HANDOVER))
         await self._wait_while(lambda: self._claims.running > 0, end)
         if running := self._claims.running:
             log.warning("%s: stopped with %d calls of the kubelet in progress", self.driver, running)
 
     async def _wait_while(self, condition: Callable[[], bool], end: float) -> None:
-        while condition() and _now() < end:
-            await self.wake.wait(min(_POLL, end - _now()))
+        while condition() and loop_time() < end:
+            await self.wake.wait(min(_POLL, end - loop_time()))
 
     def _registration_methods(self) -> Mapping[str, rpc.Method]:
         return {
@@ -305,14 +305,14 @@ class DriverService:
 
     async def _notify(self, status: pb.RegistrationStatus) -> pb.RegistrationStatusResponse:
         accepted = status.plugin_registered
-        self._policy.record_status(_now(), accepted=accepted, version=self._version())
+        self._policy.record_status(loop_time(), accepted=accepted, version=self._version())
         if accepted:
             self._problem = ""
             log.log(v(1), "%s: registered", self.driver)
             # A kubelet that has started has deleted the slices: they are checked after each registration.
             self._set_publishing(self._publishing, again=True)
         else:
-            text = f"the kubelet has rejected the registration: {error_text(Exception(status.error))}"
+            text = f"the kubelet has rejected the registration: {error_line(status.error)}"
             self._report(text, reason="RegistrationRejected")
         self.wake.notify_all()
         return pb.RegistrationStatusResponse()
@@ -321,7 +321,7 @@ class DriverService:
         return pb.RegistrationStatusResponse()
 
     def _on_connections(self) -> None:
-        self._policy.observe_connections(_now(), self._service_server.connections)
+        self._policy.observe_connections(loop_time(), self._service_server.connections)
         self.wake.notify_all()
 
     def _repeat_health(self) -> None:
@@ -341,7 +341,3 @@ class DriverService:
             log.log(level, "%s: %s", self.driver, problem)
             if reason is not None:
                 self._on_event(reason, problem, None)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

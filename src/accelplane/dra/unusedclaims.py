@@ -1,10 +1,10 @@
 """Claims in the journal that no pod uses: `UnusedClaims`."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 from accelplane.apiserver import ApiError
+from accelplane.apiserver.clock import loop_time
 from accelplane.dra.claims import ClaimReader
 from accelplane.dra.journal import Entry
 from accelplane.kubelet.podresources import NodeHolders, PodResourcesError
@@ -45,5 +45,5 @@ class UnusedClaims:
         if used:
             self.forget(entry.uid)
             return False
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         return now - self._since.setdefault(entry.uid, now) >= self.delay

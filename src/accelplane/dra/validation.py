@@ -63,14 +63,14 @@ class Problem(Struct, frozen=True):
 def problems(checked: ResourceSlice, layout: Layout) -> Iterator[Problem]:
     """The violated rules, none for a slice that the API server accepts."""
     spec = checked.spec
-    if not _is_subdomain(checked.metadata.name, 253):
+    if not is_subdomain(checked.metadata.name, 253):
         yield _found("metadata.name", checked.metadata.name, "a DNS subdomain of at most 253 characters")
-    if not _is_subdomain(spec.driver, 63):
+    if not is_subdomain(spec.driver, 63):
         yield _found("spec.driver", spec.driver, "a DNS subdomain of at most 63 characters")
     parts = spec.pool.name.split("/")
-    if len(spec.pool.name) > 253 or not all(_is_subdomain(part, 253) for part in parts):
+    if len(spec.pool.name) > 253 or not all(is_subdomain(part, 253) for part in parts):
         yield _found("spec.pool.name", spec.pool.name, "DNS subdomains joined by /, with at most 253 characters")
-    if not _is_subdomain(spec.node_name or "", 253):
+    if not is_subdomain(spec.node_name or "", 253):
         yield _found("spec.nodeName", spec.node_name or "", "a DNS subdomain of at most 253 characters")
     if not 0 <= spec.pool.generation <= MAX_INTEGER:
         yield _found("spec.pool.generation", spec.pool.generation, "an integer from 0")
@@ -91,10 +91,15 @@ def is_label(text: str) -> bool:
     return _LABEL.fullmatch(text) is not None
 
 
+def is_subdomain(text: str, size: int) -> bool:
+    """Whether it is a DNS subdomain (RFC 1123) of at most `size` characters."""
+    return len(text) <= size and _SUBDOMAIN.fullmatch(text) is not None
+
+
 def is_qualified_name(name: str) -> bool:
     """Whether it is the name of an attribute or capacity: an identifier of C, or `<domain>/<identifier>`."""
     domain, slash, identifier = name.rpartition("/")
-    return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or _is_subdomain(domain, 63))
+    return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or is_subdomain(domain, 63))
 
 
 def is_semantic_version(text: str) -> bool:
@@ -259,7 +264,7 @@ def _range_problem(limits: RequestRange, default: int, capacity: int) -> str:
 
 def _taint_problem(taint: DeviceTaint, layout: Layout) -> str:
     prefix, slash, name = taint.key.rpartition("/")
-    if not _LABEL_NAME.fullmatch(name) or (slash and not _is_subdomain(prefix, 253)):
+    if not _LABEL_NAME.fullmatch(name) or (slash and not is_subdomain(prefix, 253)):
         return f"key is {taint.key[:80]!a}, expected the name of a label"
     if taint.value and not _LABEL_NAME.fullmatch(taint.value):
         return f"value is {taint.value[:80]!a}, expected the value of a label"
@@ -271,10 +276,6 @@ def _duplicates(path: str, names: Iterable[str], device: str = "") -> Iterator[P
     for name, count in Counter(names).items():
         if count > 1:
             yield Problem(device or name, path, f"found {name[:80]!a} {count} times, expected different names")
-
-
-def _is_subdomain(text: str, size: int) -> bool:
-    return len(text) <= size and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def _found(path: str, found: object, expected: str, device: str = "") -> Problem:
