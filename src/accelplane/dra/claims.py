@@ -5,7 +5,7 @@ request, the others below `exactly`.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from accelplane.apiserver import ApiError, ApiServer, NotFound, resource_path
 from accelplane.dra.model import ClaimError, ClaimRef
+from accelplane.dra.resourceslice import API_VERSIONS, GROUP, ApiVersion
 
-GROUP = "resource.k8s.io"
-VERSIONS = ("v1", "v1beta2", "v1beta1")
 # The API allows 32 results, and 32 configurations of 10 KiB.
 MAX_CLAIM = 2 * 1024 * 1024
 MAX_RESULTS = 256
@@ -152,17 +151,27 @@ class _ServedVersion(Struct, frozen=True):
 
 
 class _Group(Struct, frozen=True):
-    versions: Sequence[_ServedVersion] = ()
+    versions: Sequence[_ServedVersion] | None = None
 
 
-async def served_version(api: ApiServer, *, deadline: float = _DEADLINE) -> str:
+async def served_version(api: ApiServer, *, deadline: float = _DEADLINE) -> ApiVersion:
     """The newest version of the API group that the server serves. Raises `ApiError`, `NotFound` without the group."""
     group = await api.get(f"/apis/{GROUP}", _Group, deadline=deadline)
-    served = {each.version for each in group.versions}
-    found = next((version for version in VERSIONS if version in served), "")
-    if not found:
-        raise ApiError(f"GET /apis/{GROUP}", f"found {', '.join(sorted(served))}; expected v1 or v1beta2")
+    served = {each.version for each in group.versions or ()}
+    found: ApiVersion | None = next((version for version in API_VERSIONS if version in served), None)
+    if found is None:
+        raise not_served(served)
     return found
+
+
+def not_served(served: Collection[str] = ()) -> ApiError:
+    """The error if the server serves none of the versions that are supported."""
+    return ApiError(
+        GROUP,
+        f"the API server serves {', '.join(sorted(served)) or 'no version'}, expected one of "
+        f"{', '.join(API_VERSIONS)}; use Kubernetes 1.34 or newer, or set the feature gate "
+        f"DynamicResourceAllocation and --runtime-config={GROUP}/v1beta1=true",
+    )
 
 
 class ClaimReader:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from accelplane.apiserver import ApiError, ApiServer, NotFound, StatusError, resource_path
+from accelplane.apiserver import ApiServer, NotFound, StatusError, resource_path
+from accelplane.dra.claims import not_served, served_version
 from accelplane.dra.model import Features
 from accelplane.dra.resourceslice import (
-    API_VERSIONS,
     GROUP,
     PLURAL,
     ApiVersion,
@@ -56,14 +56,6 @@ class Server(Struct, frozen=True):
         return resource_path(GROUP, self.version, PLURAL)
 
 
-class _Version(Struct):
-    version: str = ""
-
-
-class _Group(Struct):
-    versions: list[_Version] | None = None
-
-
 class _Release(Struct, rename="camel"):
     minor: str = ""
     git_version: str = ""
@@ -72,18 +64,9 @@ class _Release(Struct, rename="camel"):
 async def discover(api: ApiServer, node: str, driver: str) -> Server:
     """Raises `ApiError`, also if the API is not served."""
     try:
-        group = await api.get(f"/apis/{GROUP}", _Group)
+        version = await served_version(api)
     except NotFound:
-        group = _Group()
-    served = {each.version for each in group.versions or ()}
-    version: ApiVersion | None = next((each for each in API_VERSIONS if each in served), None)
-    if version is None:
-        raise ApiError(
-            GROUP,
-            f"the API server serves {', '.join(sorted(served)) or 'no version'}, expected one of "
-            f"{', '.join(API_VERSIONS)}; use Kubernetes 1.34 or newer, or set the feature gate "
-            f"DynamicResourceAllocation and --runtime-config={GROUP}/v1beta1=true",
-        )
+        raise not_served() from None
     release = await api.get("/version", _Release)
     number = re.match(r"[0-9]{1,4}", release.minor)
     older = number is not None and int(number[0]) < _SEPARATE_SINCE
