@@ -29,7 +29,7 @@ from accelplane.apiserver import (
     object_path,
     resource_path,
 )
-from accelplane.dra.boot import MARKER
+from accelplane.dra.boot import BOOT_ID, MARKER
 from accelplane.dra.journal import JournalError
 from accelplane.dra.model import ClaimRef
 from accelplane.dra.resourceslice import API_VERSIONS, GROUP, PLURAL
@@ -39,7 +39,6 @@ from accelplane.host import Host, HostError
 from accelplane.kubelet import sockets
 from accelplane.node.publishers.labels import dra_label_path
 
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _OWNERS = "accelplane"  # the directory with the owners of units
 # What this program has in the directory of a driver, which may have files of another program with the same driver.
 _LOCK = "journal.lock"
@@ -80,7 +79,7 @@ def run(
         drivers = sorted(_drivers(root, kubelet_dir))
         if drivers:
             _check_unserved(kubelet_dir, drivers)
-            asyncio.run(_check_node(node, kubeconfig, Host(root).text_or_empty(_BOOT_ID)))
+            asyncio.run(_check_node(node, kubeconfig, Host(root).text_or_empty(BOOT_ID)))
         for driver in drivers:
             _remove_claims(driver, kubelet_dir, cdi_dir, Host(root), force=force)
     except (ApiError, CleanupError, JournalError, FpgaError, HostError, OSError) as error:
@@ -158,7 +157,7 @@ def _check_unserved(kubelet_dir: str, drivers: Sequence[str]) -> None:
 def _remove_claims(driver: str, kubelet_dir: str, cdi_dir: str, host: Host, *, force: bool) -> None:
     """Undoes what was done for claims. Without `force` raises `CleanupError` if claims are prepared."""
     store = ClaimStore(driver, f"{kubelet_dir}/plugins/{driver}", cdi_dir, groups=False)
-    store.open(host.text_or_empty(_BOOT_ID), host)
+    store.open(host.text_or_empty(BOOT_ID), host)
     try:
         entries = [*store.entries.values()]
         entries += [store.unknown_entry(ClaimRef("", uid, "")) for uid in store.damaged if uid not in store.entries]

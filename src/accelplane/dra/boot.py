@@ -10,6 +10,7 @@ import secrets
 
 from accelplane.descriptors import closing
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MARKER = ".accelplane-boot"
 _LIMIT = 256
 

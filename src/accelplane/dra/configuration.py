@@ -4,7 +4,7 @@ The last configuration that applies to a request replaces the others completely,
 classes. Fields that only an administrator may set (`CLASS_ONLY`) have the value of the last class that configures the
 request, and are an error in a claim. No field is a path of the host.
 
-Imports no code of nodes: an admission webhook can check claims with it.
+Imports no code of nodes: the operator's webhook checks claims with it, too.
 """
 
 import difflib
@@ -139,10 +139,8 @@ def parse(driver: str, parameters: bytes, source: Source) -> DeviceConfig:
         raise ClaimError(f"{where}: kind is {header.kind[:40]!a}, expected {kind.__name__}")
     names = [each.encode_name for each in fields(kind) if each.encode_name not in ("apiVersion", "kind")]
     for name in found.keys() - {"apiVersion", "kind", *names}:
-        close = difflib.get_close_matches(name, names, 1, 0.0)
-        nearest = f"; did you mean {close[0]}?" if close else ""
         listed = f"expected {', '.join(names)}" if names else "it has no fields"
-        raise ClaimError(f"{where}: unknown field {name[:40]!a} of {kind.__name__}{nearest} ({listed})")
+        raise ClaimError(f"{where}: unknown field {name[:40]!a} of {kind.__name__}{_nearest(name, names)} ({listed})")
     if source == "FromClaim" and (forbidden := sorted(kind.CLASS_ONLY & found.keys())):
         raise ClaimError(f"{where}: {forbidden[0]} can only be set in a device class, remove it from the claim")
     try:
@@ -192,10 +190,14 @@ def _nearest_value(problem: str, found: Mapping[str, Any], kind: type[DeviceConf
         value = found.get(each.encode_name)
         choices = [choice for choice in _choices(each.type) if isinstance(choice, str)]
         if isinstance(value, str) and choices and value not in choices:
-            close = difflib.get_close_matches(value, choices, 1, 0.0)
-            nearest = f"; did you mean {close[0]}?" if close else ""
-            return f"{each.encode_name} is {value[:40]!a}{nearest} (expected {', '.join(choices)})"
+            return f"{each.encode_name} is {value[:40]!a}{_nearest(value, choices)} (expected {', '.join(choices)})"
     return problem
+
+
+def _nearest(word: str, choices: Sequence[str]) -> str:
+    """The nearest of the choices for a message, empty without choices."""
+    close = difflib.get_close_matches(word, choices, 1, 0.0)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _choices(annotation: Any) -> list[Any]:

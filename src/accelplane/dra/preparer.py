@@ -19,7 +19,7 @@ from accelplane.apiserver import ApiServer
 from accelplane.devices import Unit
 from accelplane.dra import cdi, hardware, planning, takeover, vfio
 from accelplane.dra.adoption import Adoption, ForeignClaims
-from accelplane.dra.boot import boot_of
+from accelplane.dra.boot import BOOT_ID, boot_of
 from accelplane.dra.claims import Claim, ClaimReader
 from accelplane.dra.claimtasks import EXPECTED, ClaimTasks, Devices, claim_error, claim_lock, log_failure
 from accelplane.dra.cleanup import RETRY_DELAY, Cleanup
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 TIME_LIMIT = 40.0  # the kubelet waits for 45 s
 HOOK_LIMIT = 30.0  # of the plugin's hooks for a claim
 ORPHAN_DELAY = 120.0  # longer than the kubelet takes to end the containers of a pod that was deleted by force
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _CONFLICT_ATTEMPTS = 8
 _OTHER_INSTANCE_INTERVAL = 0.2
 
@@ -48,13 +47,12 @@ _OTHER_INSTANCE_INTERVAL = 0.2
 class Preparer:
     """The `ClaimPreparer` of a driver, with its journal in `directory` and the files of claims in `cdi_dir`.
 
-    With `cdi_groups` containers get the groups of their device nodes.
-
-    `names` has the names of all devices of the driver. `holders` returns the containers of the node that have devices,
-    and raises `PodResourcesError`. Without `manage_binding` no function is bound to VFIO. `on_event` is called with
-    reason and text of events of the node. With `device_status` the status of claims shows the prepared devices. With
-    `take_over` the first call adopts the claims of a driver of Intel: the kubelet makes none while that one runs. The
-    owner calls `restore` before it serves, and `close` at the end.
+    With `cdi_groups` containers get the groups of their device nodes. `names` has the names of all devices of the
+    driver. `holders` returns the containers of the node that have devices, and raises `PodResourcesError`. Without
+    `manage_binding` no function is bound to VFIO. `on_event` is called with reason and text of events of the node. With
+    `device_status` the status of claims shows the prepared devices. With `take_over` the first call adopts the claims
+    of a driver of Intel: the kubelet makes none while that one runs. The owner calls `restore` before it serves, and
+    `close` at the end.
     """
 
     def __init__(
@@ -171,7 +169,7 @@ class Preparer:
             await asyncio.wait((self._closing,))
         self._tasks.closed = False
         host = self._host.fresh()
-        interrupted = await in_thread(lambda: self._store.open(host.text_or_empty(_BOOT_ID), host))
+        interrupted = await in_thread(lambda: self._store.open(host.text_or_empty(BOOT_ID), host))
         for file in self._store.damaged.values():
             log.error("%s", file.problem)
             self._on_event("ClaimJournalDamaged", f"{file.problem}; its devices are not used until its pod ends")

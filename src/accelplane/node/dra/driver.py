@@ -20,7 +20,7 @@ from accelplane.dra.service import CHECK_INTERVAL, DriverService
 from accelplane.dra.slicewatch import SliceWatches
 from accelplane.host import Host
 from accelplane.kubelet.notifier import Notifier
-from accelplane.kubelet.podresources import NodeHolders, PodResources
+from accelplane.kubelet.podresources import PodResources
 from accelplane.node.dra.family import FamilyUnits
 from accelplane.node.dra.observednode import ObservedNode
 from accelplane.node.publishers.labels import LabelFile, dra_label_path
@@ -76,7 +76,6 @@ class Driver:
         self._events: list[str] = []
         self._named: Mapping[str, Offer] | None = None  # the offers that `_device_names` are of
         self._device_names: Mapping[str, DeviceName] = {}
-        self._holders = PodResources(settings.pod_resources_socket)
         self._publisher = SlicePublisher(
             access.api,
             access.node,
@@ -98,7 +97,7 @@ class Driver:
             cdi_groups=settings.cdi_groups,
             host=Host(settings.root),
             manage_binding=settings.dra_manage_binding,
-            holders=self._list_holders,
+            holders=PodResources(settings.pod_resources_socket).list_holders,
             names=self._names,
             on_event=self._record_event,
             device_status=settings.dra_device_status,
@@ -319,6 +318,3 @@ class Driver:
         if line not in self._events:
             self._events = [*self._events, line][-_MAX_EVENTS:]
         self._changed.notify_all()
-
-    async def _list_holders(self) -> NodeHolders:
-        return await self._holders.list_holders()
