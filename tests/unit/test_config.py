@@ -173,7 +173,10 @@ class WithTextKinds(Plugin[Optional]):
 
 class Restless(Plugin[Optional]):
     namespace = "restless.example.com"
-    health_policy = HealthPolicy(interval=0)
+
+    @property
+    def health_policy(self) -> HealthPolicy:
+        return HealthPolicy(interval=0)
 
 
 class WithNames(Plugin[Optional]):
