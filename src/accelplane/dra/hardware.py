@@ -36,7 +36,7 @@ _QUEUES = {"dsa.intel.com": "dsa", "iaa.intel.com": "iax"}
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True):
-    """A device of a claim with its unit and configuration. `slot` and `tile` are those of its `DeviceName`."""
+    """A device of a claim with its unit and configuration. `tile` is the number of the tile as in `DeviceName`."""
 
     driver: str
     holding: Holding

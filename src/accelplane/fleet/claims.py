@@ -2,8 +2,7 @@
 
 The driver takes the place of the resource: `gpu.intel.com` beside `gpu.intel.com/i915`.
 
-Facts: Kubernetes documentation "Dynamic Resource Allocation". Only the slices of a pool's highest generation count. In
-v1beta1 the class is in the request, in later versions below `exactly`.
+Facts: Kubernetes documentation "Dynamic Resource Allocation". Only the slices of a pool's highest generation count.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Detects another device plugin that serves resources of a family: DRA must not hand the same devices out.
 
 The kubelet reports healthy IDs of a resource that this agent does not serve: one of the namespace, or, if other plugins
-may have resources of it, one that the plugin has itself. It needs a moment after a change of this
-agent's lists, so a short report is ignored.
+may have resources of it, one that the plugin has itself. The kubelet applies changes of this agent's lists with a
+delay, so a short report is ignored.
 """
 
 import time
