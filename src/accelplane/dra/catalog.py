@@ -84,8 +84,8 @@ def pool(
 ) -> Pool:
     """What is published of the offers. `held` are the IDs of units with a prepared claim.
 
-    `evict` are the states that end the pods of a device: `gone`, `sick` and gone, or none. `other` is the family of a
-    driver that has none in `FAMILIES`.
+    `evict` are the states in which the pods of a device are evicted: `gone`, `sick` (and gone), or `never`. `other` is
+    the family of a driver that has none in `FAMILIES`.
     """
     family = FAMILIES.get(driver, other)
     devices: list[PoolDevice] = []
@@ -148,7 +148,7 @@ def _named(driver: str, offers: Mapping[str, Offer]) -> Iterator[_Named]:
         tile_count = offer.unit.attributes.get(_TILES, 1)
         number_of_tiles = tile_count if type(tile_count) is int and 1 < tile_count <= _MAX_TILES and not shares else 0
         named = _Named(name, offer, shares, [f"{name}-t{number}" for number in range(number_of_tiles)])
-        # A name of a share or tile is that of another unit only if the units have such IDs.
+        # A share or tile can have the name of another unit only if the units have such IDs.
         if taken.isdisjoint(_names(named)):
             taken.update(_names(named))
             yield named

@@ -1,7 +1,7 @@
 """Tasks and locks of claims: calls of the kubelet become tasks, which continue after the time limit of a call.
 
 There is a lock for each claim and one for each physical unit, so a device that blocks delays no other one. A task that
-has the lock of a claim waits for locks of units, never for that of another claim.
+has the lock of a claim waits for locks of units, never for the lock of another claim.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Opaque configuration of claims and device classes: `apiVersion: <driver>/v1alpha1` and the kinds of each driver.
 
-The last configuration that applies to a request replaces the others completely, and those of claims come after those of
-classes. Fields that only an administrator may set (`CLASS_ONLY`) have the value of the last class that configures the
-request, and are an error in a claim. No field is a path of the host.
+The last configuration that applies to a request replaces the others completely. Configurations of claims come after
+those of classes. Fields that only an administrator may set (`CLASS_ONLY`) have the value of the last class that
+configures the request, and are an error in a claim. No field is a path of the host.
 
 Imports no code of nodes: the operator's webhook checks claims with it, too.
 """
@@ -175,7 +175,7 @@ def for_request(
 def parsed(
     driver: str, configs: Iterable[AllocatedConfig], request: str = ""
 ) -> Sequence[tuple[Source, DeviceConfig, bool]]:
-    """The configurations for the driver, those of classes first, and whether they apply. Raises `ClaimError`."""
+    """The configurations for the driver, of classes first, and whether they apply. Raises `ClaimError`."""
     ordered = sorted(configs, key=lambda each: each.source != "FromClass")
     return [
         (each.source, parse(driver, bytes(each.opaque.parameters), each.source), each.applies_to(request))

@@ -102,7 +102,7 @@ def function_holders(uid: str, entries: Iterable[Entry], offers: Mapping[str, Of
 
 
 def differs(entry: Entry, devices: Sequence[ClaimDevice]) -> bool:
-    """Whether the claim has other devices than those of the entry: it was allocated again."""
+    """Whether the claim has other devices than the entry: it was allocated again."""
     before = {(each.request, each.pool, each.device, each.share_id, each.admin) for each in entry.devices}
     now = [device.holding for device in devices]
     return before != {(each.request, each.pool, each.device, each.share_id, each.admin) for each in now}

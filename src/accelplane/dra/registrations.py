@@ -49,7 +49,7 @@ class OtherRegistrations:
     def retry(self) -> float | None:
         """The seconds until `update` should ask sockets again that have not answered, None if all have.
 
-        Files of plugins that have ended may stay for ever, so the delay doubles while they are the same.
+        Files of plugins that have ended may never be removed, so the delay doubles while they are the same.
         """
         return self._retry if self._unanswered else None
 

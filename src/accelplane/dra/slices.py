@@ -40,7 +40,7 @@ _MAX_SLICES = 256
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Where slices belong. `owner` is the reference to the node, None to keep that of present slices."""
+    """Where slices belong. `owner` is the reference to the node, None to keep the owners of present slices."""
 
     node: str
     layout: Layout = "separate"

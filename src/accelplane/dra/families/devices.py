@@ -179,7 +179,7 @@ FAMILIES: Mapping[str, Family] = {
         values=_fpga,
     ),
 }  # fmt: skip
-"""By driver. A driver without a family here has that of `other`."""
+"""By driver. Other drivers have the family of `other`."""
 
 
 def other(attributes: Values = {}, capacities: Mapping[str, int] = {}) -> Family:  # noqa: B006 - never changed

@@ -7,7 +7,7 @@ from accelplane.devices import Unit
 
 
 class DriverView(Protocol):
-    """What a family has to know of its DRA driver. `prepared`, `bound` and `cleanup` are those of `ClaimPreparer`."""
+    """The driver of one family. `prepared`, `bound` and `cleanup` are as in `ClaimPreparer`."""
 
     def prepared(self) -> Mapping[str, Sequence[str]]: ...
     def held(self) -> Collection[str]:

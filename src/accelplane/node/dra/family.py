@@ -58,7 +58,7 @@ class FamilyUnits:
     ) -> None:
         """`on_event` gets reason and text of events of the node.
 
-        `record` is the name of the record of owners, that of the plugin if empty.
+        `record` is the name of the record of owners, the name of the plugin if empty.
         """
         self.name = name
         self._on_event = on_event
