@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from .cluster import Cluster, why_unavailable
-from .distribution import position
+from .distribution import in_turn, position
 from .dra_nodes import DraNode, install_classes
 from .families import NAMESPACE, Families
 from .gpu_nodes import KUBELET
@@ -29,9 +29,15 @@ _running: list[Cluster] = []
 _with_images: list[Cluster] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     directory = Path(__file__).parent
     items.sort(key=lambda item: position(str(item.path)) if directory in item.path.parents else (-1, ""))
+    if turn := os.environ.get("ACCELPLANE_TURN"):
+        alternating = [item for item in items if item.get_closest_marker("by_turns")]
+        chosen = in_turn([item.nodeid.partition("[")[0] for item in alternating], int(turn))
+        others = {item for item, is_chosen in zip(alternating, chosen, strict=True) if not is_chosen}
+        config.hook.pytest_deselected(items=[*others])
+        items[:] = [item for item in items if item not in others]
 
 
 @pytest.hookimpl(wrapper=True)

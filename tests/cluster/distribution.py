@@ -3,10 +3,15 @@
 A group of files runs in one process without other files in between. Files that use the same shared cluster are one
 group: one process starts that cluster, and ends it after the last of them. The order is that of the expected durations,
 so that short files are left for the end. A file that is not named here is a group of its own, after the others.
+
+With `ACCELPLANE_TURN` 0 or 1, functions with the marker `by_turns` run with every second of their parameters: two runs
+with both turns run all. Continuous integration does so, to end within an hour.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import PurePath
 
 import pytest
@@ -77,6 +82,16 @@ def position(path: str) -> tuple[int, str]:
     """A sort key of files."""
     name = _name(path)
     return _POSITION.get(name, len(_POSITION)), name
+
+
+def in_turn(functions: Sequence[str], turn: int) -> list[bool]:
+    """Whether each test belongs to the turn, 0 or 1: every second one of its function. A single one belongs to both."""
+    total, seen = Counter(functions), Counter[str]()
+    found: list[bool] = []
+    for function in functions:
+        found.append(total[function] == 1 or seen[function] % 2 == turn)
+        seen[function] += 1
+    return found
 
 
 def _name(path: str) -> str:

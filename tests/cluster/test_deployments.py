@@ -30,6 +30,7 @@ KATA = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("tree", TREES)
 def test_the_api_server_accepts_a_tree(cluster: Cluster, namespace: str, tree: str) -> None:
     if tree.endswith("/admission-policies") and kubernetes_minor() < 36:

@@ -39,7 +39,7 @@ from .machine import REPOSITORY
 from .product_image import product_image
 from .runtimes import CONTAINERD, Runtime, crio
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.by_turns]
 
 OTHER_NLB3 = "fpga.intel.com/arria10.dcp1.0-nlb3-orchestrated"
 PRIVILEGED = {"securityContext": {"privileged": True}}

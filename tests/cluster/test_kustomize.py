@@ -63,6 +63,7 @@ def check_that_all_are_equal(directory: Path) -> None:
             assert other[name] == document
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("tree", trees())
 def test_all_releases_render_a_tree_to_equal_objects(tree: str) -> None:
     check_that_all_are_equal(DEPLOY / tree)

@@ -33,7 +33,7 @@ from .onload_lab import (
 from .recording import recording
 from .test_onload_upgrade import HOLD, NODES, app_on, budget, install, upgraded
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.by_turns]
 
 OTHER = "onload2"
 OTHER_SELECTOR = {"example.com/other": "true"}

@@ -32,7 +32,7 @@ from .onload_lab import (
 )
 from .recording import recording
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.by_turns]
 
 NODES = ("node-0", "node-1", "node-2")
 HOLD = "onload.amd.com/hold"

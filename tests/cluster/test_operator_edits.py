@@ -250,6 +250,7 @@ def test_every_field_of_every_kind_has_an_example() -> None:
             assert all(example(family, field))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("field", sorted({field for family in models.KINDS for field in fields(family)}))
 def test_an_edit_and_its_reversal_change_the_daemonsets(
     installation: Installation, operator: Operator, field: str

@@ -23,3 +23,10 @@ def test_files_of_a_group_are_run_one_after_the_other() -> None:
 
 def test_another_file_is_its_own_group() -> None:
     assert distribution.group("tests/cluster/test_of_something_new.py") == "of_something_new"
+
+
+def test_two_turns_run_all_parameters_and_each_turn_all_functions() -> None:
+    functions = ["a", "b", "a", "b", "a", "single"]
+    first, second = (distribution.in_turn(functions, turn) for turn in (0, 1))
+    assert first == [True, True, False, False, True, True]
+    assert second == [False, False, True, True, False, True]
