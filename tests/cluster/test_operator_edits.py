@@ -131,7 +131,7 @@ REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("dsa", {"sharedDevNum": 0}, "spec.sharedDevNum"),
     ("fpga", {"initImage": "intel/intel-fpga-plugin:0.31.1"}, "initImage has an incorrect image name"),
     ("fpga", {"mode": "afu"}, "spec.mode: Unsupported value"),
-    ("generic", {"dra": {}}, "dra is set, expected none because claims of this kind are not supported"),
+    ("generic", {"dra": {}, "domain": ".".join("a" * 40)}, "because it is the name of the driver with dra"),
     ("generic", {"devices": []}, "devices is empty, expected one resource or more"),
     ("generic", {"devices": [{"name": "a"}]}, "spec.devices[0].groups: Required value"),
     ("generic", {"devices": [{"name": "a", "groups": [{}]}]}, "expected one of paths, usb, pci and rdma in a group"),
