@@ -57,10 +57,15 @@ CREATED = {
     ("CustomResourceDefinition", "modules.kmm.sigs.x-k8s.io"),
     ("SecurityContextConstraints", "privileged"),
     *(
-        (kind, account_of(family, status=status))
-        for kind in ("ServiceAccount", "ClusterRoleBinding")
+        each
         for family in FAMILIES
-        for status in (False, True)
+        for name in (account_of(family, status=False), account_of(family, status=True))
+        for each in (
+            ("ServiceAccount", name),
+            ("ClusterRoleBinding", name),
+            ("ClusterRoleBinding", f"{name}-drivers"),
+            ("ClusterRole", f"{name}-drivers"),
+        )
     ),
 }
 KINDS = {
@@ -92,7 +97,7 @@ def references(document: Object) -> Iterator[Reference]:
         yield subject["kind"], subject["namespace"], subject["name"]
     for rule in document.get("rules", ()):
         for resource in rule.get("resources", ()):
-            for name in rule.get("resourceNames", ()) if resource != "resourceclaims/driver" else ():
+            for name in () if resource.endswith("/driver") else rule.get("resourceNames", ()):
                 yield KINDS[resource], namespace, name
     template = pod_template(document)
     if template:

@@ -31,6 +31,10 @@ class Kubelet(EmbeddedKubelet):
     agent: Agent
     claims: Claims | None = None
 
+    def __init__(self, directory: str, *, claim_api: ClaimServer | None) -> None:
+        super().__init__(directory, claim_api=claim_api)
+        self._numbers = itertools.count()
+
     async def wait_for(self, resource: str, devices: Mapping[str, str], timeout: float = 10.0) -> None:  # noqa: ASYNC109
         """Waits until the kubelet has this list of a resource: the health, Healthy or Unhealthy, by ID.
 
@@ -92,8 +96,9 @@ class Kubelet(EmbeddedKubelet):
         return found
 
     def _free_name(self) -> str:
+        """A name that no pod has had from this method: the kubelet may not have forgotten a pod that was deleted."""
         names = {pod.name for pod in self.pods()}
-        return next(f"pod-{number}" for number in itertools.count() if f"pod-{number}" not in names)
+        return next(name for number in self._numbers if (name := f"pod-{number}") not in names)
 
 
 @asynccontextmanager
