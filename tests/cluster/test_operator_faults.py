@@ -46,7 +46,7 @@ from .faultyproxy import FaultyProxy, faulty_proxy
 from .installation import MANAGER, Installation, Operator
 from .pki import Authority
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.by_turns]
 
 Object = dict[str, Any]
 
@@ -219,7 +219,6 @@ async def wait_final_state(setup: Setup, name: str) -> None:
     setup.proxy.faults.clear()
 
 
-@pytest.mark.by_turns
 @pytest.mark.parametrize("turn", range(len(FAULTS)))
 async def test_faults_at_every_second_request_do_not_change_the_final_state(setup: Setup, turn: int) -> None:
     faults = [FAULTS[(turn + index) % len(FAULTS)] for index in range(6)]
