@@ -31,7 +31,7 @@ NODE, GPU, QAT = "node-1", "gpu.intel.com", "qat.intel.com"
 SLICES = f"/apis/resource.k8s.io/{'v1' if kubernetes_minor() >= 34 else 'v1beta1'}/resourceslices"
 NAME = "0000-03-00-0-0x56c0"
 GIVEN = offers(
-    offer("0000:03:00.0", "sick", reason="temperature"),
+    offer("0000:03:00.0", "unhealthy", reason="temperature"),
     offer("0000:04:00.0", attributes={"tiles": 2}),
     offer("0000:05:00.0", shares=3, capacities={"memory": 16_000_000_000}),
 )

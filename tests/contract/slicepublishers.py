@@ -88,5 +88,5 @@ def identities(server: SliceServer) -> dict[str, tuple[str, int]]:
     return {each.metadata.name: (each.metadata.uid, each.spec.pool.generation) for each in server.slices}
 
 
-def sick(address: str = "0000:03:00.0", **fields: Any) -> Offer:
-    return offer(address, "sick", reason="temperature", **fields)
+def unhealthy(address: str = "0000:03:00.0", **fields: Any) -> Offer:
+    return offer(address, "unhealthy", reason="temperature", **fields)

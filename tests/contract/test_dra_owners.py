@@ -397,7 +397,7 @@ async def test_health_is_the_state_of_a_unit(node: Node) -> None:
     node.plugin = plugin
     async with node.running():
         await node.owned(a="dra", b="dra")
-        await until(lambda: node.offers()["a"].state == "sick")
+        await until(lambda: node.offers()["a"].state == "unhealthy")
         assert (node.offers()["a"].reason, node.offers()["a"].text) == ("temperature", "87 degrees")
         await until(lambda: (node.offers()["b"].state, node.offers()["b"].text) == ("degraded", "60 degrees"))
         plugin.verdicts = {"a": Verdict("good"), "b": Verdict("good")}

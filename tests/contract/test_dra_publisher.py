@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from drapools import functions, offer, offers
-from slicepublishers import GPUS, NAMES, QAT, identities, run, running, sick, until, wipe
+from slicepublishers import GPUS, NAMES, QAT, identities, run, running, unhealthy, until, wipe
 from sliceservers import DRIVER, NODE, SliceServer
 
 from accelplane.dra import catalog
@@ -178,7 +178,7 @@ class TestHealth:
         async def main() -> None:
             async with SliceServer() as server, running(server) as agent:
                 await until(lambda: bool(server.slices))
-                agent.offer(offers(sick(), offer("0000:04:00.0")))
+                agent.offer(offers(unhealthy(), offer("0000:04:00.0")))
                 taints = {"0000-03-00-0-0x56c0": f"{DRIVER}/health=temperature:NoSchedule", "0000-04-00-0-0x56c0": ""}
                 assert await until(lambda: server.devices() == taints) < 3
                 of_units = {"0000:03:00.0": [f"{DRIVER}/health=temperature:NoSchedule"]}
@@ -187,7 +187,7 @@ class TestHealth:
                 [stored] = server.all("resourceslices")
                 stored["spec"]["devices"][0]["taints"][0]["timeAdded"] = time
                 server.put("resourceslices", stored)
-                agent.offer(offers(sick(), offer("0000:04:00.0", capacities={})))
+                agent.offer(offers(unhealthy(), offer("0000:04:00.0", capacities={})))
                 await until(lambda: len(server.writes) == 3)
                 [stored] = server.all("resourceslices")
                 assert [each["timeAdded"] for each in stored["spec"]["devices"][0]["taints"]] == [time]
@@ -201,7 +201,7 @@ class TestHealth:
         async def main() -> None:
             async with SliceServer(minor, gates=()) as server, running(server) as agent:
                 await until(lambda: bool(server.slices))
-                agent.offer(offers(sick(), offer("0000:04:00.0")))
+                agent.offer(offers(unhealthy(), offer("0000:04:00.0")))
                 await until(lambda: set(server.devices()) == {"0000-04-00-0-0x56c0"})
                 assert any("DRADeviceTaints" in each for each in agent.publisher.limitations)
                 assert agent.publisher.problems == []
@@ -219,10 +219,10 @@ class TestHealth:
             async with SliceServer() as server, running(server) as agent:
                 await until(lambda: bool(server.slices))
                 for number in range(200):
-                    agent.offer(offers(sick() if number % 2 else offer(), offer("0000:04:00.0")))
+                    agent.offer(offers(unhealthy() if number % 2 else offer(), offer("0000:04:00.0")))
                     await asyncio.sleep(0.5)
                 assert 5 <= len(server.writes) <= 12
-                agent.offer(offers(sick(), offer("0000:04:00.0")))
+                agent.offer(offers(unhealthy(), offer("0000:04:00.0")))
                 await asyncio.sleep(11)
                 assert "temperature" in server.devices()["0000-03-00-0-0x56c0"]
 
@@ -237,7 +237,7 @@ class TestHealth:
                     return agent.publisher.published
 
                 await until(lambda: bool(seen))
-                agent.offer(offers(sick(), offer("0000:04:00.0")))
+                agent.offer(offers(unhealthy(), offer("0000:04:00.0")))
                 await until(lambda: len(seen) == 2)
                 agent.offer(offers(offer("0000:04:00.0")))
                 await until(lambda: seen[-1] == {"0000:04:00.0"}, 15)

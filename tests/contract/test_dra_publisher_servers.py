@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from drapools import functions, offer, offers
-from slicepublishers import NAMES, PARTS, QAT, TILES, identities, run, running, sick, until, wipe
+from slicepublishers import NAMES, PARTS, QAT, TILES, identities, run, running, unhealthy, until, wipe
 from sliceservers import DRIVER, NODE, SliceServer
 
 from accelplane.dra.model import Features, Pool
@@ -85,7 +85,7 @@ class TestFeatures:
     @pytest.mark.parametrize("gate", ["taints", "counters", "consumable"])
     def test_a_gate_that_is_switched_off_and_on_is_followed(self, gate: str, caplog: pytest.LogCaptureFixture) -> None:
         given = offers(
-            sick("0000:03:00.0"), offer("0000:04:00.0", attributes={"tiles": 2}), offer("0000:05:00.0", shares=2)
+            unhealthy("0000:03:00.0"), offer("0000:04:00.0", attributes={"tiles": 2}), offer("0000:05:00.0", shares=2)
         )
 
         async def main() -> None:
@@ -312,7 +312,7 @@ class TestErrors:
                 await until(lambda: bool(server.slices))
                 await server.stop()
                 await asyncio.sleep(30)
-                agent.offer(offers(sick(), offer("0000:04:00.0")))
+                agent.offer(offers(unhealthy(), offer("0000:04:00.0")))
                 await asyncio.sleep(90)
                 assert agent.publisher.problems
                 await server.start()

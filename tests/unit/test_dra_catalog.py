@@ -129,7 +129,7 @@ class TestSimulatedNode:
         assert (device.attributes["sym"], device.attributes["dc"]) == (True, False)
         assert (device.attributes["pf"], device.attributes["parent"]) == ("0000:6b:00.0", "0000-6b-00-0")
         assert (device.attributes["type"], device.attributes["heartbeat"]) == ("vf", "ok")
-        [lost, _other] = published(root, QatPlugin(), state="sick", reason="heartbeat").values()
+        [lost, _other] = published(root, QatPlugin(), state="unhealthy", reason="heartbeat").values()
         assert lost.attributes["heartbeat"] == "lost"
 
     def test_a_queue_has_its_configuration(self, root: Path) -> None:
@@ -192,9 +192,9 @@ class TestHealth:
         [
             ("healthy", "gone", [], 1),
             ("degraded", "gone", ["gpu.intel.com/health=hot:None"], 1),
-            ("sick", "gone", ["gpu.intel.com/health=hot:NoSchedule"], 0),
-            ("sick", "sick", ["gpu.intel.com/health=hot:NoExecute"], 0),
-            ("sick", "never", ["gpu.intel.com/health=hot:NoSchedule"], 0),
+            ("unhealthy", "gone", ["gpu.intel.com/health=hot:NoSchedule"], 0),
+            ("unhealthy", "sick", ["gpu.intel.com/health=hot:NoExecute"], 0),
+            ("unhealthy", "never", ["gpu.intel.com/health=hot:NoSchedule"], 0),
             ("recovering", "gone", ["gpu.intel.com/health=hot:NoSchedule"], 0),
             ("unbound", "sick", ["gpu.intel.com/unbound=hot:NoSchedule"], 0),
             ("cleanup", "sick", ["gpu.intel.com/cleanup=hot:NoSchedule"], 0),
@@ -219,7 +219,7 @@ class TestHealth:
         assert names(pool(given, NONE, held={"0000:03:00.0"}, evict=evict)) == []
 
     def test_reasons_become_values_of_labels(self) -> None:
-        given = offers(offer(state="sick", reason=f" core[0]: too hot/{'x' * 80}-"))
+        given = offers(offer(state="unhealthy", reason=f" core[0]: too hot/{'x' * 80}-"))
         [taint] = taints(pool(given))
         assert taint == f"gpu.intel.com/health=core-0-too-hot-{'x' * 48}:NoSchedule"
 
@@ -228,7 +228,7 @@ class TestHealth:
         [
             ("healthy", "HEALTHY", "Healthy", ""),
             ("degraded", "HEALTHY", "Healthy", "the text"),
-            ("sick", "UNHEALTHY", "Unhealthy", "the text"),
+            ("unhealthy", "UNHEALTHY", "Unhealthy", "the text"),
             ("recovering", "UNKNOWN", "Unknown", "the text"),
             ("gone", "UNHEALTHY", "Unhealthy", "the text"),
         ],
@@ -242,7 +242,7 @@ class TestHealth:
         assert pool(given, held={"0000:03:00.0"}).devices[0].attributes["health"] == attribute
 
     def test_messages_are_cut_at_a_character(self) -> None:
-        [found] = catalog.health(GPU, offers(offer(state="sick", text="é" * 600 + "x")))
+        [found] = catalog.health(GPU, offers(offer(state="unhealthy", text="é" * 600 + "x")))
         assert found.message == "é" * 512
 
 
@@ -400,7 +400,7 @@ UNITS = st.builds(
     attributes=st.dictionaries(ATTRIBUTE_NAMES, VALUES, max_size=40),
     capacities=st.dictionaries(ATTRIBUTE_NAMES, st.integers(), max_size=10),
 )
-STATES = ["healthy", "degraded", "sick", "recovering", "unbound", "gone", "cleanup"]
+STATES = ["healthy", "degraded", "unhealthy", "recovering", "unbound", "gone", "cleanup"]
 OFFERS = st.builds(
     Offer,
     unit=UNITS,

@@ -127,8 +127,8 @@ async def test_claim_that_cannot_be_prepared_does_not_affect_the_others(world: W
         ({"owner": "plugin"}, "is owned by the device plugin on this node, expected DRA; delete the pod"),
         ({"owner": "none"}, "while its owner changes"),
         ({"containers": ("shop/pod/main",)}, "still held by container shop/pod/main"),
-        ({"state": "sick", "text": "wedged"}, "is not healthy: wedged; delete the pod to get another device"),
-        ({"state": "sick", "text": 500 * "long "}, "; delete the pod to get another device"),
+        ({"state": "unhealthy", "text": "wedged"}, "is not healthy: wedged; delete the pod to get another device"),
+        ({"state": "unhealthy", "text": 500 * "long "}, "; delete the pod to get another device"),
         ({"state": "unbound", "reason": "driver"}, "its state is unbound: driver"),
     ],
 )
@@ -154,7 +154,7 @@ async def test_toleration_allows_a_unit_that_is_not_healthy(
     world: World, toleration: dict[str, str], tolerated: bool
 ) -> None:
     preparer = await world.start()
-    world.change_offer("0000:03:00.0", state="sick", reason="wedged", text="is wedged")
+    world.change_offer("0000:03:00.0", state="unhealthy", reason="wedged", text="is wedged")
     world.api.add(ref("a1"), [world.result(world.device(), tolerations=[toleration])])
 
     assert isinstance((await preparer.prepare([ref("a1")]))["a1"], ClaimError) is not tolerated

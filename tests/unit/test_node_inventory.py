@@ -126,7 +126,7 @@ def test_units_for_claims_are_counted_under_the_driver() -> None:
 
     units = {
         "a": unit("a", shares=3, held=2, devices=("a",), claims=("n/one", "n/two")),
-        "b": unit("b", state="sick", published=False),
+        "b": unit("b", state="unhealthy", published=False),
         "c": unit("c", owner="none", published=False, held=1),
         "d": unit("d", owner="plugin", published=False),
     }

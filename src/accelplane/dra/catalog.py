@@ -48,7 +48,7 @@ _NOT_IN_LABEL_VALUE = re.compile(r"[^A-Za-z0-9_.-]+")
 _HEALTH: Mapping[State, Literal["HEALTHY", "UNHEALTHY", "UNKNOWN"]] = {
     "healthy": "HEALTHY",
     "degraded": "HEALTHY",
-    "sick": "UNHEALTHY",
+    "unhealthy": "UNHEALTHY",
     "recovering": "UNKNOWN",
     "unbound": "UNHEALTHY",
     "gone": "UNHEALTHY",
@@ -168,14 +168,14 @@ def _is_published(offer: Offer, features: Features, *, held: bool) -> bool:
 
 def _taints(driver: str, offer: Offer, evict: Evict) -> Sequence[Taint]:
     value = label_value(offer.reason)
-    sick: Effect = "NoExecute" if evict == "sick" else "NoSchedule"
+    unhealthy: Effect = "NoExecute" if evict == "sick" else "NoSchedule"
     match offer.state:
         case "healthy":
             return ()
         case "degraded":
             return (Taint(f"{driver}/health", value, "None"),)
-        case "sick" | "recovering":
-            return (Taint(f"{driver}/health", value, sick),)
+        case "unhealthy" | "recovering":
+            return (Taint(f"{driver}/health", value, unhealthy),)
         case "gone":
             return (Taint(f"{driver}/gone", value, "NoSchedule" if evict == "never" else "NoExecute"),)
         case "unbound" | "cleanup":

@@ -13,7 +13,7 @@ from msgspec import Struct
 from accelplane.devices import Allocation, Attribute, CdiDevice, Unit
 
 Owner = Literal["plugin", "dra", "none"]
-State = Literal["healthy", "degraded", "sick", "recovering", "unbound", "gone", "cleanup"]
+State = Literal["healthy", "degraded", "unhealthy", "recovering", "unbound", "gone", "cleanup"]
 Effect = Literal["None", "NoSchedule", "NoExecute"]
 
 _MAX_ERROR = 300

@@ -229,7 +229,7 @@ def _check_offer(node: Node, result: Result, offer: Offer, *, vfio: bool) -> Non
             raise ClaimError(f"device {device} is still held by {holder}, waiting for its end")
     if offer.state == "cleanup" or (offer.state == "unbound" and not vfio):
         raise ClaimError(f"device {device} cannot be used, its state is {offer.state}: {reason}; {_REPLACE}")
-    if offer.state in ("sick", "recovering") and not result.tolerates(
+    if offer.state in ("unhealthy", "recovering") and not result.tolerates(
         f"{node.driver}/health", label_value(offer.reason)
     ):
         raise ClaimError(f"device {device} is not healthy: {reason}; {_REPLACE}")

@@ -265,7 +265,7 @@ def _dra(drivers: Mapping[str, DraStatus]) -> Sequence[Family]:
         registered.add(driver.stage == "registered", labels)
         published.add(sum(unit.published for unit in driver.units.values()), labels)
         states = Counter(unit.state for unit in driver.units.values())
-        for state in ("sick", "recovering", "unbound", "gone", "cleanup"):
+        for state in ("unhealthy", "recovering", "unbound", "gone", "cleanup"):
             unhealthy.add(states[state], {**labels, "state": state})
         claims.add(len({claim for unit in driver.units.values() for claim in unit.claims}), labels)
         for family, failed, succeeded in (

@@ -17,13 +17,13 @@ class UnitState(Struct, frozen=True):
 def present_state(device: Device, health: HealthState | None, warning: Verdict | None, outdated: str) -> UnitState:
     """Of a unit that the scan has found. `outdated` is why scans have failed for long, empty if they have not."""
     if outdated:
-        return UnitState("sick", "scan", outdated)
+        return UnitState("unhealthy", "scan", outdated)
     if health is not None and health.phase is Phase.UNHEALTHY:
-        return UnitState("sick", health.cause, health.reason)
+        return UnitState("unhealthy", health.cause, health.reason)
     if health is not None and health.phase is Phase.RECOVERING:
         return UnitState("recovering", health.cause, health.reason)
     if not device.healthy:
-        return UnitState("sick", "other", device.reason)
+        return UnitState("unhealthy", "other", device.reason)
     if warning is not None and warning.reason:
         return UnitState("degraded", warning.cause, warning.reason)
     return UnitState()
