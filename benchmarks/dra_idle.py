@@ -11,12 +11,15 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from benchmarks.agent import FAMILIES, AgentProcess, Memory, gpu_npu_node, ordinary_node, registered_agent
+from benchmarks.agent import FAMILIES, AgentProcess, Memory, NodeSetup, gpu_npu_node, ordinary_node, registered_agent
 from benchmarks.dra_agents import dra_agent
 from benchmarks.idle import isolation
 
@@ -51,35 +54,30 @@ def run(seconds: int, count: int) -> tuple[Agents, bool]:
 
 
 async def _agents(seconds: int, count: int) -> Agents:
-    works = [work for work in (_plain, _cards, _ordinary, _ordinary_all) for _ in range(count)]
-    runs = await asyncio.gather(*(work(_START_INTERVAL * place, seconds) for place, work in enumerate(works)))
+    all_families = partial(_with_dra, "dra", len(FAMILIES), ordinary_node)
+    kinds = (partial(_without_dra, gpu_npu_node), _with_dra, partial(_without_dra, ordinary_node), all_families)
+    starts = [start for start in kinds for _ in range(count)]
+    runs = await asyncio.gather(*(_run(start, _START_INTERVAL * place, seconds) for place, start in enumerate(starts)))
     return Agents(*(runs[first : first + count] for first in range(0, len(runs), count)))
 
 
-async def _plain(delay: float, seconds: int) -> Idle:
+async def _run(start: Callable[[], AbstractAsyncContextManager[AgentProcess]], delay: float, seconds: int) -> Idle:
     await asyncio.sleep(delay)
-    with gpu_npu_node() as setup:
-        async with registered_agent(setup) as (running, _kubelet):
-            return await _idle(running, seconds)
-
-
-async def _cards(delay: float, seconds: int) -> Idle:
-    await asyncio.sleep(delay)
-    async with dra_agent() as (running, _api, _setup):
+    async with start() as running:
         return await _idle(running, seconds)
 
 
-async def _ordinary(delay: float, seconds: int) -> Idle:
-    await asyncio.sleep(delay)
-    with ordinary_node() as setup:
+@asynccontextmanager
+async def _without_dra(make: Callable[[], AbstractContextManager[NodeSetup]]) -> AsyncGenerator[AgentProcess]:
+    with make() as setup:
         async with registered_agent(setup) as (running, _kubelet):
-            return await _idle(running, seconds)
+            yield running
 
 
-async def _ordinary_all(delay: float, seconds: int) -> Idle:
-    await asyncio.sleep(delay)
-    async with dra_agent("dra", len(FAMILIES), ordinary_node) as (running, _api, _setup):
-        return await _idle(running, seconds)
+@asynccontextmanager
+async def _with_dra(*arguments: Any) -> AsyncGenerator[AgentProcess]:
+    async with dra_agent(*arguments) as (running, _api, _setup):
+        yield running
 
 
 async def _idle(running: AgentProcess, seconds: int) -> Idle:

@@ -87,22 +87,7 @@ class Driver:
             changed=self._slices_changed,
         )
         self._label = LabelFile(dra_label_path(settings.nfd_dir, name)) if settings.nfd_dir else None
-        self._preparer = Preparer(
-            access.api,
-            name,
-            access.node,
-            units,
-            directory=f"{settings.kubelet_dir}/plugins/{name}",
-            cdi_dir=settings.cdi_dir,
-            cdi_groups=settings.cdi_groups,
-            host=Host(settings.root),
-            manage_binding=settings.dra_manage_binding,
-            holders=PodResources(settings.pod_resources_socket).list_holders,
-            names=self._names,
-            on_event=self._record_event,
-            device_status=settings.dra_device_status,
-            take_over=settings.dra_take_over,
-        )
+        self._preparer = self._make_preparer(access)
         self._cdi_changed = asyncio.Event()
         self._health_changed = Notifier()
         self._registrations = Notifier()
@@ -118,6 +103,25 @@ class Driver:
             on_event=self._record_event,
             instance=access.instance,
             check_interval=lambda: settings.safety_interval if watcher.complete else CHECK_INTERVAL,
+        )
+
+    def _make_preparer(self, access: NodeAccess) -> Preparer:
+        settings = self._settings
+        return Preparer(
+            access.api,
+            self.name,
+            access.node,
+            self._units,
+            directory=f"{settings.kubelet_dir}/plugins/{self.name}",
+            cdi_dir=settings.cdi_dir,
+            cdi_groups=settings.cdi_groups,
+            host=Host(settings.root),
+            manage_binding=settings.dra_manage_binding,
+            holders=PodResources(settings.pod_resources_socket).list_holders,
+            names=self._names,
+            on_event=self._record_event,
+            device_status=settings.dra_device_status,
+            take_over=settings.dra_take_over,
         )
 
     async def run(self) -> None:
