@@ -122,9 +122,17 @@ def _text(error: Exception) -> str:
 
 def _drivers(root: str, kubelet_dir: str) -> Iterator[str]:
     """The drivers with a journal of this program. Raises `CleanupError` or `OSError`."""
-    for option, directory in (("--root", root), ("--kubelet-dir", kubelet_dir)):
-        if not stat.S_ISDIR(os.stat(directory).st_mode):
-            raise CleanupError(f"{option} {directory}: not a directory")
+    expected = (
+        ("--root", root, "the root directory of the node"),
+        ("--kubelet-dir", kubelet_dir, "the directory of the kubelet"),
+    )
+    for option, directory, words in expected:
+        try:
+            is_directory = stat.S_ISDIR(os.stat(directory).st_mode)
+        except FileNotFoundError as error:
+            raise CleanupError(f"{option} {directory}: {error.strerror}, expected {words}") from None
+        if not is_directory:
+            raise CleanupError(f"{option} {directory}: not a directory, expected {words}")
     plugins = f"{kubelet_dir}/plugins"
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(plugins):
