@@ -7,10 +7,8 @@ kubelet runs.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import re
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,14 @@ import pytest
 from drapools import offer, offers
 from manifests import DEPLOY, overlay, render
 
-from accelplane.apiserver import ApiServer, ClientConfig
+from accelplane.apiserver import ApiServer
 from accelplane.dra import catalog
 from accelplane.dra.events import EventWriter
 from accelplane.dra.model import ClaimRef
 from accelplane.dra.publisher import SlicePublisher
 from accelplane.operator.daemonsets.dra import account_of
 
-from . import settings
+from .bound_accounts import SPACE, Account, api_of, bound_token, create
 from .build import kubernetes_minor
 from .cluster import Cluster
 from .machine import wait_until
@@ -36,50 +34,12 @@ pytestmark = pytest.mark.cluster
 Object = dict[str, Any]
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-SPACE, ACCOUNT = "kube-system", "accelplane-node"
+ACCOUNT = "accelplane-node"
 NODES = ("node-1", "node-2")
 EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
 EVENT_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-events-node'"
 SLICE_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-slices-node'"
 CLAIM_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-claims-node'"
-
-
-class Account:
-    """Requests with a token."""
-
-    def __init__(self, cluster: Cluster, token: str) -> None:
-        self._address = (cluster.addresses.control, settings.API_PORT)
-        self._tls = ssl.create_default_context(cadata=cluster.authority.decode())
-        self._token = token
-
-    def request(
-        self, method: str, path: str, body: Object | None = None, content: str = "application/json"
-    ) -> tuple[int, Any]:
-        connection = http.client.HTTPSConnection(*self._address, context=self._tls, timeout=10)
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
-        # The API server compares `data` of other drivers as text, which has no spaces.
-        text = None if body is None else json.dumps(body, separators=(",", ":"))
-        connection.request(method, path, text, headers)
-        answer = connection.getresponse()
-        try:
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
-
-
-def create(cluster: Cluster, path: str, document: Object) -> Object:
-    status, answer = cluster.request("POST", path, document)
-    assert status == 201, answer
-    return answer
-
-
-def bound_token(cluster: Cluster, account: str, pod: str, node: str) -> str:
-    """The token of a pod of the account on a node."""
-    spec = {"serviceAccountName": account, "nodeName": node, "containers": [{"name": "a", "image": "a"}]}
-    created = create(cluster, f"/api/v1/namespaces/{SPACE}/pods", {"metadata": {"name": pod}, "spec": spec})
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": created["metadata"]["uid"]}
-    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{account}/token"
-    return str(create(cluster, path, {"spec": {"audiences": [], "boundObjectRef": reference}})["status"]["token"])
 
 
 @pytest.fixture(scope="module")
@@ -262,15 +222,6 @@ def test_the_role_grants_nothing_else(accounts: Mapping[str, Account], claims: N
     status, answer = accounts["node-1"].request(method, path, body, "application/merge-patch+json")
     assert status == 403, answer
     assert "cannot" in answer["message"]
-
-
-def api_of(cluster: Cluster, token: str, directory: Path) -> ApiServer:
-    """The API server with a token; files for it are in the directory."""
-    authority, file = directory / "ca.crt", directory / "token"
-    authority.write_bytes(cluster.authority)
-    file.write_text(token)
-    server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
-    return ApiServer(ClientConfig(server=server, authority=str(authority), token=str(file)))
 
 
 async def test_the_driver_publishes_with_the_rights_of_its_account(
