@@ -336,7 +336,7 @@ async def test_claims_do_not_count_as_gone_while_the_api_is_not_served(
 
     monkeypatch.setattr(world.api, "get", get)
     preparer = await world.start()
-    await until(lambda: not preparer._cleanup.running)
+    await until(lambda: all(task.done() for task in preparer._cleanup._running.values()))
 
     assert list(world.journal()) == ["a1"]
     assert "does not serve the API" in await refusal(preparer, world.claim("b2", world.device(1)))

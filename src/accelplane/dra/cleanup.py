@@ -39,10 +39,6 @@ class Cleanup:
         for task in self._running.values():
             task.cancel()
 
-    @property
-    def running(self) -> bool:
-        return any(not task.done() for task in self._running.values())
-
     def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         running = self._running.get(name)
         if not self._tasks.closed and (running is None or running.done()):
